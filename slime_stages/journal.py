@@ -1,0 +1,74 @@
+"""The journal of a shard in the making: finished groups, appended as they come, for the attempt after a kill.
+
+One file an attempt, an Arrow stream of `ROLLOUT` rows with one record batch a group. A torn tail is left unread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from slime_stages.commit import temporary_name
+from slime_stages.sample import Sample
+from slime_stages.sample_table import samples_of, samples_table
+from slime_stages.schema import ROLLOUT
+
+
+class Journal:
+    """Append-only record of finished groups. Use as a context manager; `discard` once the shard is committed."""
+
+    def __init__(self, folder: Path, *, iteration: int, shard: int, fingerprint: str) -> None:
+        """`fingerprint` names all that the samples depend on: a journal with another one is not taken up."""
+        self._folder = folder
+        self._where = {"iteration": iteration, "shard": shard}
+        self._fingerprint = fingerprint
+        self._file: pa.NativeFile | None = None
+
+    def finished_groups(self) -> list[list[Sample]]:
+        """Groups that earlier attempts finished, each once."""
+        groups: dict[int | None, list[Sample]] = {}
+        for path in sorted(self._folder.glob("*.arrows")):
+            for group in self._read(path):
+                groups.setdefault(group[0].group_index, group)
+        return list(groups.values())
+
+    def append(self, group: Sequence[Sample]) -> None:
+        """Record one finished group; it survives a kill from here on."""
+        for batch in samples_table(group, **self._where).combine_chunks().to_batches():
+            self._stream.write_batch(batch)
+        self._raw.flush()
+        os.fsync(self._raw.fileno())
+
+    def discard(self) -> None:
+        """Delete the journal of this shard, all attempts."""
+        for path in self._folder.glob("*.arrows"):
+            path.unlink(missing_ok=True)
+        if self._folder.exists() and not any(self._folder.iterdir()):
+            self._folder.rmdir()
+
+    def __enter__(self) -> Journal:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = temporary_name(self._folder / "groups.arrows")
+        self._raw = path.with_name(path.name.removeprefix(".tmp-")).open("wb")
+        schema = ROLLOUT.arrow.with_metadata({"fingerprint": self._fingerprint})
+        self._stream = pa.ipc.new_stream(self._raw, schema)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+        self._raw.close()
+
+    def _read(self, path: Path) -> list[list[Sample]]:
+        groups: list[list[Sample]] = []
+        try:
+            with pa.ipc.open_stream(path.read_bytes()) as stream:
+                if (stream.schema.metadata or {}).get(b"fingerprint", b"").decode() != self._fingerprint:
+                    return []
+                for batch in stream:
+                    groups.append(samples_of(pa.Table.from_batches([batch])))
+        except (pa.ArrowException, OSError):
+            pass  # the tail that a kill tore; what came before it is whole
+        return groups

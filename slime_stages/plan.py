@@ -1,0 +1,80 @@
+"""The plan of an iteration: who asks what, frozen before anything runs, a pure function of config and iteration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from slime_stages.commit import create_file
+from slime_stages.digest import digest_bytes
+from slime_stages.errors import DataError, MissingInputError
+
+PLAN_VERSION = 1
+
+
+class ShardPlan(BaseModel):
+    """What one rollout job does."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    shard: int
+    start: int
+    """First prompt position; positions count prompts over the whole run."""
+    stop: int
+    """One past the last."""
+
+
+class Plan(BaseModel):
+    """One iteration, as it was decided."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    version: int = PLAN_VERSION
+    run_id: str
+    iteration: int
+    config_revision: int
+    """Which frozen config of the run holds for this iteration."""
+    policy_version: int
+    """Weights to generate with, and to start training from."""
+    prompts_digest: str
+    """Digest of the prompt table."""
+    n_samples_per_prompt: int
+    seed: int
+    shards: tuple[ShardPlan, ...]
+
+    @property
+    def shard_count(self) -> int:
+        return len(self.shards)
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps(self.model_dump(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+    @property
+    def digest(self) -> str:
+        return digest_bytes(self.to_bytes())
+
+
+def plan_shards(start: int, count: int, shard_count: int) -> tuple[ShardPlan, ...]:
+    """Contiguous slices of `count` positions from `start`, whose sizes differ by one at most."""
+    bounds = [start + count * shard // shard_count for shard in range(shard_count + 1)]
+    return tuple(ShardPlan(shard=i, start=bounds[i], stop=bounds[i + 1]) for i in range(shard_count))
+
+
+def freeze_plan(plan: Plan, path: Path) -> Plan:
+    """Write the plan unless there is one; the one on disk counts."""
+    create_file(path, plan.to_bytes())
+    return read_plan(path)
+
+
+def read_plan(path: Path) -> Plan:
+    try:
+        return Plan(**orjson.loads(path.read_bytes()))
+    except FileNotFoundError as error:
+        raise MissingInputError(f"there is no plan {path}") from error
+    except (orjson.JSONDecodeError, TypeError, ValidationError) as error:
+        raise DataError(
+            f"{path} is not a whole plan: {str(error).splitlines()[0]}",
+            hint=f"rm {path}   (it is made again from the run's config)",
+        ) from error

@@ -1,0 +1,154 @@
+"""The run directory: every path of a run is made here and nowhere else.
+
+RUN/
+  run.json  config.json  configs/0000.json      identity; the frozen config and its earlier revisions
+  prompts/prompts.parquet  prompts/eval-NAME.parquet
+  iterations/000012/plan.json
+  iterations/000012/{rollout,reward}/shard-00003-of-00008.parquet + .json
+  iterations/000012/train/{samples.parquet,manifest.json,probes.parquet}
+  iterations/000012/sync/manifest.json
+  iterations/000012/eval/NAME/{rollout,reward}/shard-…
+  weights/000013/  checkpoints/iter_0000013/  engines/*.json  logs/  metrics/*.jsonl
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from slime_stages.commit import create_file
+from slime_stages.errors import DataError, MissingInputError, UsageError
+
+RUN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """All paths of one run."""
+
+    root: Path
+
+    @property
+    def identity_path(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def config_path(self) -> Path:
+        """The frozen config in force; revision n is also `config_revision_path(n)`."""
+        return self.root / "config.json"
+
+    def config_revision_path(self, revision: int) -> Path:
+        return self.root / "configs" / f"{revision:04d}.json"
+
+    def prompts_path(self, split: str = "train") -> Path:
+        return self.root / "prompts" / ("prompts.parquet" if split == "train" else f"eval-{split}.parquet")
+
+    def prompts_manifest_path(self) -> Path:
+        return self.root / "prompts" / "manifest.json"
+
+    @property
+    def iterations_path(self) -> Path:
+        return self.root / "iterations"
+
+    def iteration_path(self, iteration: int) -> Path:
+        return self.iterations_path / f"{iteration:06d}"
+
+    def plan_path(self, iteration: int) -> Path:
+        return self.iteration_path(iteration) / "plan.json"
+
+    def stage_path(self, stage: str, iteration: int, split: str = "train") -> Path:
+        """Folder of a stage's output. Evaluation sets have their own below `eval/`."""
+        base = self.iteration_path(iteration)
+        return base / stage if split == "train" else base / "eval" / split / stage
+
+    def shard_path(self, stage: str, iteration: int, shard: int, count: int, split: str = "train") -> Path:
+        return self.stage_path(stage, iteration, split) / f"shard-{shard:05d}-of-{count:05d}.parquet"
+
+    def manifest_path(
+        self, stage: str, iteration: int, shard: int | None = None, count: int = 0, split: str = "train"
+    ) -> Path:
+        if shard is None:
+            return self.stage_path(stage, iteration, split) / "manifest.json"
+        return self.shard_path(stage, iteration, shard, count, split).with_suffix(".json")
+
+    def journal_path(self, iteration: int, shard: int, split: str = "train") -> Path:
+        return self.stage_path("rollout", iteration, split) / f".journal-{shard:05d}"
+
+    def train_samples_path(self, iteration: int) -> Path:
+        return self.stage_path("train", iteration) / "samples.parquet"
+
+    def weights_path(self, version: int) -> Path:
+        return self.root / "weights" / f"{version:06d}"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def engines_path(self) -> Path:
+        return self.root / "engines"
+
+    def log_path(self, name: str) -> Path:
+        return self.root / "logs" / f"{name}.log"
+
+    def metrics_path(self, stage: str) -> Path:
+        return self.root / "metrics" / f"{stage}.jsonl"
+
+    def run_id(self) -> str:
+        return str(self._identity()["run_id"])
+
+    def exists(self) -> bool:
+        return self.identity_path.exists()
+
+    def create(self) -> str:
+        """Make the run's identity; returns its id. UsageError if the folder holds something that is no run."""
+        if self.root.exists() and any(self.root.iterdir()) and not self.exists():
+            found = ", ".join(sorted(path.name for path in self.root.iterdir())[:3])
+            if not {"prompts", "configs", "config.json", "weights"} >= {p.name for p in self.root.iterdir()}:
+                raise UsageError(f"{self.root} is no run and not empty ({found})", hint="choose another --run folder")
+        self.root.mkdir(parents=True, exist_ok=True)
+        run_id = f"{self.root.name}-{uuid.uuid4().hex[:8]}"
+        create_file(self.identity_path, orjson.dumps({"run_id": run_id, "version": RUN_VERSION}))
+        return self.run_id()
+
+    def iterations(self) -> list[int]:
+        """Iterations that have a folder, in order."""
+        if not self.iterations_path.exists():
+            return []
+        return sorted(int(path.name) for path in self.iterations_path.iterdir() if path.name.isdigit())
+
+    def _identity(self) -> dict[str, object]:
+        try:
+            identity = orjson.loads(self.identity_path.read_bytes())
+        except FileNotFoundError as error:
+            raise MissingInputError(
+                f"{self.root} is no run: it has no run.json",
+                hint=f"slime-stages init --run {self.root} --config CONFIG.toml",
+            ) from error
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"{self.identity_path} is not whole: {error}") from error
+        if identity.get("version") != RUN_VERSION:
+            raise DataError(f"{self.root} is a run of version {identity.get('version')}; this works on {RUN_VERSION}")
+        return dict(identity)
+
+
+def find_run(given: Path | None, *, base: Path = Path("runs")) -> RunDir:
+    """The run meant: `--run`, else `$SLIME_RUN`, else the only run below `runs/`."""
+    chosen = given or (Path(os.environ["SLIME_RUN"]) if os.environ.get("SLIME_RUN") else None)
+    if chosen is not None:
+        run = RunDir(chosen.absolute())
+        run.run_id()
+        return run
+    runs = sorted(path.parent for path in base.glob("*/run.json"))
+    if len(runs) == 1:
+        return RunDir(runs[0].absolute())
+    if not runs:
+        raise MissingInputError(
+            f"there is no run below {base}/", hint="slime-stages init --run runs/NAME --config FILE"
+        )
+    names = ", ".join(str(path) for path in runs)
+    raise UsageError(f"there are {len(runs)} runs ({names})", hint=f"add --run {runs[0]}, or set SLIME_RUN")

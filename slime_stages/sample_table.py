@@ -1,0 +1,169 @@
+"""Samples to the columns of a rollout shard and back, losing nothing: unknown attributes, None against [], dict rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from slime_stages.errors import DataError
+from slime_stages.payload import dump_json, pack, unpack
+from slime_stages.sample import FIELD_NAMES, PrefixCacheInfo, Sample, SpecInfo, Status
+from slime_stages.schema import ROLLOUT
+from slime_stages.shards import ShardWriter, build_table, read_shard
+
+ROWS_PER_WRITE = 512
+_PLAIN = (
+    "index",
+    "group_index",
+    "rollout_id",
+    "session_id",
+    "prompt_id",
+    "tokens",
+    "response_length",
+    "loss_mask",
+    "rollout_log_probs",
+    "teacher_log_probs",
+    "remove_sample",
+    "weight_versions",
+    "response",
+    "generate_function_path",
+    "custom_rm_path",
+    "generate_seconds",
+    "non_generation_time",
+    "rollout_top_p_token_ids",
+    "rollout_top_p_token_offsets",
+    "multimodal_train_input_id",
+)
+_JSON = ("label", "metadata", "train_metadata", "apply_chat_template_kwargs", "sampling_params")
+_PACKED = ("multimodal_inputs", "multimodal_train_inputs", "extra")
+
+
+def write_samples(
+    path: Path,
+    samples: Sequence[Sample],
+    *,
+    iteration: int,
+    shard: int,
+    split: str = "train",
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """Write samples as a rollout shard, in order. DataError names the sample that cannot be stored, and why."""
+    with ShardWriter(path, ROLLOUT, metadata) as writer:
+        for start in range(0, len(samples), ROWS_PER_WRITE):
+            rows = samples[start : start + ROWS_PER_WRITE]
+            writer.write(sample_columns(rows, iteration=iteration, shard=shard, split=split, first_row=start))
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """All samples of a rollout shard. The inverse of `write_samples`."""
+    return samples_of(read_shard(path, ROLLOUT))
+
+
+def sample_columns(
+    samples: Sequence[Sample], *, iteration: int, shard: int, split: str, first_row: int = 0
+) -> dict[str, Any]:
+    """The columns of `ROLLOUT` for these samples."""
+    for sample in samples:
+        _check(sample)
+    count = len(samples)
+    columns: dict[str, Any] = {name: [getattr(s, name) for s in samples] for name in _PLAIN}
+    columns |= {name: [_json(getattr(s, name), s, name) for s in samples] for name in _JSON}
+    columns |= _packed_columns(samples)
+    numeric = [isinstance(s.reward, int | float | np.number) for s in samples]
+    columns |= {
+        "iteration": np.full(count, iteration, np.int32),
+        "shard": np.full(count, shard, np.int32),
+        "split": [split] * count,
+        "row": np.arange(first_row, first_row + count, dtype=np.int32),
+        "total_length": [len(s.tokens) for s in samples],
+        "status": [Status(s.status).value for s in samples],
+        "reward": [float(s.reward) if number else None for s, number in zip(samples, numeric, strict=True)],  # type: ignore[arg-type]
+        "reward_parts": [None if n else _json(s.reward, s, "reward") for s, n in zip(samples, numeric, strict=True)],
+        "prompt": [s.prompt if isinstance(s.prompt, str) else None for s in samples],
+        "messages": [None if isinstance(s.prompt, str) else _json(s.prompt, s, "prompt") for s in samples],
+        "sampling_seed": [(s.sampling_params or {}).get("sampling_seed") for s in samples],
+        "spec_info": [dump_json(s.spec_info, what="spec_info") for s in samples],
+        "prefix_cache_info": [dump_json(s.prefix_cache_info, what="prefix_cache_info") for s in samples],
+    }
+    experts = [s.rollout_routed_experts for s in samples]
+    columns["rollout_routed_experts"] = [None if e is None else np.asarray(e).reshape(-1) for e in experts]
+    columns["rollout_routed_experts_shape"] = [None if e is None else np.asarray(e).shape for e in experts]
+    return columns
+
+
+def samples_table(samples: Sequence[Sample], *, iteration: int, shard: int, split: str = "train") -> pa.Table:
+    """The same rows as a table in memory."""
+    return build_table(ROLLOUT, sample_columns(samples, iteration=iteration, shard=shard, split=split))
+
+
+def samples_of(table: pa.Table) -> list[Sample]:
+    """Samples from rows of a rollout shard."""
+    columns = {name: table[name].to_pylist() for name in table.column_names if name not in _ARRAYS}
+    columns |= {name: _arrays(table[name]) for name in _ARRAYS}
+    return [_sample({name: values[row] for name, values in columns.items()}) for row in range(len(table))]
+
+
+_ARRAYS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts")
+
+
+def _sample(row: dict[str, Any]) -> Sample:
+    payloads = row["payloads"] or []
+    fields = {name: row[name] for name in (*_PLAIN,)}
+    fields |= {name: _loads(row[name]) for name in _JSON}
+    fields |= {name: None if row[name] is None else unpack(row[name], payloads) for name in _PACKED}
+    extra = fields.pop("extra")
+    fields["reward"] = _loads(row["reward_parts"]) if row["reward"] is None else row["reward"]
+    fields["prompt"] = row["prompt"] if row["prompt"] is not None else _loads(row["messages"])
+    fields["status"] = Status(row["status"])
+    fields["spec_info"] = SpecInfo(**_loads(row["spec_info"]))
+    fields["prefix_cache_info"] = PrefixCacheInfo(**_loads(row["prefix_cache_info"]))
+    experts = row["rollout_routed_experts"]
+    fields["rollout_routed_experts"] = None if experts is None else experts.reshape(row["rollout_routed_experts_shape"])
+    sample = Sample(**fields)
+    for name, value in extra.items():
+        setattr(sample, name, value)
+    return sample
+
+
+def _packed_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {name: [] for name in (*_PACKED, "payloads")}
+    for sample in samples:
+        payloads: list[bytes] = []
+        extra = {name: value for name, value in vars(sample).items() if name not in FIELD_NAMES}
+        values = {
+            "multimodal_inputs": sample.multimodal_inputs,
+            "multimodal_train_inputs": sample.multimodal_train_inputs,
+            "extra": extra,
+        }
+        for name, value in values.items():
+            what = f"{name} of sample {sample.index}"
+            columns[name].append(None if value is None else pack(value, payloads, what=what))
+        columns["payloads"].append(payloads or None)
+    return columns
+
+
+def _check(sample: Sample) -> None:
+    try:
+        sample.check_lengths()
+    except ValueError as error:
+        raise DataError(f"sample {sample.index} of group {sample.group_index}: {error}") from error
+
+
+def _json(value: Any, sample: Sample, name: str) -> str | None:
+    return None if value is None else dump_json(value, what=f"{name} of sample {sample.index}")
+
+
+def _loads(text: str | None) -> Any:
+    return None if text is None else orjson.loads(text)
+
+
+def _arrays(lists: pa.ChunkedArray) -> list[Any]:
+    if lists.null_count == len(lists):
+        return [None] * len(lists)
+    to_numpy: Callable[[Any], Any] = lambda item: item.values.to_numpy() if item.is_valid else None  # noqa: E731
+    return [to_numpy(item) for item in lists]
