@@ -24,6 +24,12 @@ class SlimeStagesError(Exception):
         self.message = message
         self.hint = hint
 
+    @staticmethod
+    def with_exit_code(exit_code: int, message: str, *, hint: str | None = None) -> SlimeStagesError:
+        """The error another process told of, again."""
+        kinds = {kind.exit_code: kind for kind in (UsageError, DataError, MissingInputError, RetryableError)}
+        return kinds.get(exit_code, InternalError)(message, hint=hint)
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.hint)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from slime_stages.commit import temporary_name
+from slime_stages.commit import TEMPORARY_PREFIX, retryable_full_disk, temporary_name
 from slime_stages.sample import Sample
 from slime_stages.sample_table import samples_of, samples_table
 from slime_stages.schema import ROLLOUT
@@ -23,24 +23,26 @@ class Journal:
     def __init__(self, folder: Path, *, iteration: int, shard: int, fingerprint: str) -> None:
         """`fingerprint` names all that the samples depend on: a journal with another one is not taken up."""
         self._folder = folder
-        self._where = {"iteration": iteration, "shard": shard}
+        self._iteration, self._shard = iteration, shard
         self._fingerprint = fingerprint
-        self._file: pa.NativeFile | None = None
 
     def finished_groups(self) -> list[list[Sample]]:
         """Groups that earlier attempts finished, each once."""
-        groups: dict[int | None, list[Sample]] = {}
+        groups: dict[tuple[int | None, int | None], list[Sample]] = {}
         for path in sorted(self._folder.glob("*.arrows")):
             for group in self._read(path):
-                groups.setdefault(group[0].group_index, group)
+                groups.setdefault((group[0].group_index, group[0].index), group)
         return list(groups.values())
 
     def append(self, group: Sequence[Sample]) -> None:
         """Record one finished group; it survives a kill from here on."""
-        for batch in samples_table(group, **self._where).combine_chunks().to_batches():
-            self._stream.write_batch(batch)
-        self._raw.flush()
-        os.fsync(self._raw.fileno())
+        assert group, "a group has samples"
+        with retryable_full_disk(self._folder):
+            table = samples_table(group, iteration=self._iteration, shard=self._shard)
+            for batch in table.combine_chunks().to_batches():
+                self._stream.write_batch(batch)
+            self._raw.flush()
+            os.fsync(self._raw.fileno())
 
     def discard(self) -> None:
         """Delete the journal of this shard, all attempts."""
@@ -51,8 +53,8 @@ class Journal:
 
     def __enter__(self) -> Journal:
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = temporary_name(self._folder / "groups.arrows")
-        self._raw = path.with_name(path.name.removeprefix(".tmp-")).open("wb")
+        attempt = temporary_name(self._folder / "groups").name.removeprefix(TEMPORARY_PREFIX)
+        self._raw = (self._folder / f"{attempt}.arrows").open("wb")
         schema = ROLLOUT.arrow.with_metadata({"fingerprint": self._fingerprint})
         self._stream = pa.ipc.new_stream(self._raw, schema)
         return self
@@ -65,7 +67,8 @@ class Journal:
         groups: list[list[Sample]] = []
         try:
             with pa.ipc.open_stream(path.read_bytes()) as stream:
-                if (stream.schema.metadata or {}).get(b"fingerprint", b"").decode() != self._fingerprint:
+                fingerprint = (stream.schema.metadata or {}).get(b"fingerprint", b"").decode()
+                if fingerprint != self._fingerprint or not stream.schema.equals(ROLLOUT.arrow):
                     return []
                 for batch in stream:
                     groups.append(samples_of(pa.Table.from_batches([batch])))

@@ -6,6 +6,7 @@ of the config sections that its stage reads, are no longer the ones it names.
 
 from __future__ import annotations
 
+import builtins
 import os
 import socket
 import subprocess
@@ -44,7 +45,9 @@ class Manifest(BaseModel):
     tokens: int = 0
     bytes: int = 0
     digest: str = ""
-    """xxh3-128 of the data, in hex."""
+    """xxh3-128 of the data file, in hex: whether it is the one committed."""
+    content: str = ""
+    """Digest of what was made, clocks left out: what the next stage depends on. Equal when made again alike."""
     inputs: dict[str, str] = Field(default_factory=dict)
     """What it was made from: name → digest."""
     config_digest: str = ""
@@ -68,7 +71,7 @@ class Manifest(BaseModel):
     code: str = ""
     """Version of slime-stages, and its git commit from a checkout."""
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self) -> builtins.bytes:
         return orjson.dumps(self.model_dump(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 

@@ -1,6 +1,7 @@
 """Values that JSON cannot hold (images, arrays, bytes) as JSON text plus a list of binary payloads, and back.
 
-A payload stands in the JSON as `{"$payload": i, "as": "png" | "npy" | "bytes"}`.
+A payload stands in the JSON as `{"$payload": i, "as": "png" | "npy" | "bytes"}`. What comes back: tensors as numpy
+arrays, tuples as lists, keys as text, NaN and infinities outside arrays as None.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ from slime_stages.errors import DataError
 
 def dump_json(value: Any, *, what: str) -> str:
     """Plain JSON text of `value`. DataError naming `what` if it holds something that JSON cannot."""
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
     try:
-        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode()
+        return orjson.dumps(value, default=_as_list, option=options).decode()
     except TypeError as error:
         raise DataError(f"{what} cannot be stored as JSON: {error}") from error
 
 
 def pack(value: Any, payloads: list[bytes], *, what: str) -> str:
     """JSON text of `value`; what JSON cannot hold is appended to `payloads`."""
-    return dump_json(_packed(value, payloads), what=what)
+    try:
+        packed = _packed(value, payloads)
+    except (TypeError, ValueError, OSError) as error:
+        raise DataError(f"{what} cannot be stored: {error}") from error
+    return dump_json(packed, what=what)
 
 
 def unpack(text: str, payloads: list[bytes]) -> Any:
@@ -47,6 +53,12 @@ def _packed(value: Any, payloads: list[bytes]) -> Any:
     return value
 
 
+def _as_list(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.tolist()
+    raise TypeError(f"type {type(value).__name__} has no JSON form")
+
+
 def _placed(data: bytes, kind: str, payloads: list[bytes]) -> dict[str, Any]:
     payloads.append(data)
     return {"$payload": len(payloads) - 1, "as": kind}
@@ -63,7 +75,7 @@ def _unpacked(value: Any, payloads: list[bytes]) -> Any:
         return [_unpacked(item, payloads) for item in value]
     if not isinstance(value, dict):
         return value
-    if "$payload" not in value:
+    if value.keys() != {"$payload", "as"}:
         return {key: _unpacked(item, payloads) for key, item in value.items()}
     data = payloads[value["$payload"]]
     if value["as"] == "npy":

@@ -34,6 +34,8 @@ class Plan(BaseModel):
     version: int = PLAN_VERSION
     run_id: str
     iteration: int
+    split: str = "train"
+    """`train`, or the name of an evaluation set."""
     config_revision: int
     """Which frozen config of the run holds for this iteration."""
     policy_version: int
@@ -42,6 +44,8 @@ class Plan(BaseModel):
     """Digest of the prompt table."""
     n_samples_per_prompt: int
     seed: int
+    shuffle: bool
+    """Ask the prompts of each epoch in an order of its own."""
     shards: tuple[ShardPlan, ...]
 
     @property

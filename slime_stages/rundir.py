@@ -47,8 +47,8 @@ class RunDir:
     def prompts_path(self, split: str = "train") -> Path:
         return self.root / "prompts" / ("prompts.parquet" if split == "train" else f"eval-{split}.parquet")
 
-    def prompts_manifest_path(self) -> Path:
-        return self.root / "prompts" / "manifest.json"
+    def prompts_manifest_path(self, split: str = "train") -> Path:
+        return self.prompts_path(split).with_suffix(".json")
 
     @property
     def iterations_path(self) -> Path:
@@ -57,8 +57,8 @@ class RunDir:
     def iteration_path(self, iteration: int) -> Path:
         return self.iterations_path / f"{iteration:06d}"
 
-    def plan_path(self, iteration: int) -> Path:
-        return self.iteration_path(iteration) / "plan.json"
+    def plan_path(self, iteration: int, split: str = "train") -> Path:
+        return self.stage_path("plan", iteration, split).with_suffix(".json")
 
     def stage_path(self, stage: str, iteration: int, split: str = "train") -> Path:
         """Folder of a stage's output. Evaluation sets have their own below `eval/`."""
@@ -107,8 +107,9 @@ class RunDir:
     def create(self) -> str:
         """Make the run's identity; returns its id. UsageError if the folder holds something that is no run."""
         if self.root.exists() and any(self.root.iterdir()) and not self.exists():
-            found = ", ".join(sorted(path.name for path in self.root.iterdir())[:3])
-            if not {"prompts", "configs", "config.json", "weights"} >= {p.name for p in self.root.iterdir()}:
+            names = {path.name for path in self.root.iterdir()}
+            if not names <= {"prompts", "configs", "config.json", "weights"}:
+                found = ", ".join(sorted(names)[:3])
                 raise UsageError(f"{self.root} is no run and not empty ({found})", hint="choose another --run folder")
         self.root.mkdir(parents=True, exist_ok=True)
         run_id = f"{self.root.name}-{uuid.uuid4().hex[:8]}"

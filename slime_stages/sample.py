@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slime_stages.counters import PrefixCacheInfo, SpecInfo
+
 
 class Status(StrEnum):
     """How generation of a sample ended."""
@@ -27,46 +29,6 @@ class Status(StrEnum):
     """Stopped from outside; may go on later from its tokens."""
     FAILED = "failed"
     """A tool, an API or a parser failed; the tokens so far are valid."""
-
-
-@dataclass(slots=True)
-class SpecInfo:
-    """Speculative decoding counters, summed over the engine calls of one sample."""
-
-    spec_accept_token_num: int = 0
-    spec_draft_token_num: int = 0
-    spec_verify_ct: int = 0
-    completion_token_num: int = 0
-
-    def add(self, meta_info: dict[str, Any]) -> None:
-        self.spec_accept_token_num += meta_info.get("spec_accept_token_num", 0)
-        self.spec_draft_token_num += meta_info.get("spec_draft_token_num", 0)
-        self.spec_verify_ct += meta_info.get("spec_verify_ct", 0)
-        self.completion_token_num += meta_info.get("completion_tokens", 0)
-
-    @property
-    def spec_accept_rate(self) -> float:
-        return self.spec_accept_token_num / self.spec_draft_token_num if self.spec_draft_token_num else 0.0
-
-    @property
-    def spec_accept_length(self) -> float:
-        return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
-
-
-@dataclass(slots=True)
-class PrefixCacheInfo:
-    """Prefix cache counters, summed over the engine calls of one sample."""
-
-    cached_tokens: int = 0
-    total_prompt_tokens: int = 0
-
-    def add(self, meta_info: dict[str, Any]) -> None:
-        self.cached_tokens += meta_info.get("cached_tokens", 0)
-        self.total_prompt_tokens += meta_info.get("prompt_tokens", 0)
-
-    @property
-    def prefix_cache_hit_rate(self) -> float:
-        return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
 
 
 @dataclass
@@ -191,23 +153,22 @@ class Sample:
     ) -> None:
         """Append what an engine call (or, with `trainable=False`, a tool) added to the response.
 
-        Trainable tokens need their log-probs, others must come without. ValueError if anything would get out of line.
+        Trainable tokens need their log-probs, others must come without. ValueError, and the sample as it was, if
+        anything would get out of line.
         """
         tokens, meta_info = list(tokens), meta_info or {}
         new_log_probs = _checked_log_probs(tokens, log_probs, trainable)
-        old_length = self.response_length
+        before = dict(self.__dict__)
+        try:
+            self._append_parallel(args, tokens, new_log_probs, trainable, meta_info)
+            self.check_lengths()
+        except ValueError:
+            self.__dict__.update(before)
+            raise
         if text is not None:
             self.response += text
-        if tokens:
-            self._append_mask_and_log_probs(new_log_probs, trainable, old_length)
-            self.tokens = [*self.tokens, *tokens]
-            self.response_length = old_length + len(tokens)
-        self._append_top_p(meta_info, len(tokens), old_length, trainable)
-        if meta_info.get("routed_experts") is not None:
-            self._take_routed_experts(args, meta_info)
         if update_terminal_info and "finish_reason" in meta_info:
             self._take_terminal_info(args, meta_info)
-        self.check_lengths()
 
     def check_lengths(self) -> None:
         """ValueError if anything parallel to the response has another length."""
@@ -220,6 +181,21 @@ class Sample:
         offsets = self.rollout_top_p_token_offsets
         if offsets is not None and len(offsets) != self.response_length + 1:
             raise ValueError(f"{len(offsets)} top-p offsets for {self.response_length} response tokens")
+        if offsets is not None and (ids := self.rollout_top_p_token_ids) is not None and offsets[-1] != len(ids):
+            raise ValueError(f"top-p offsets end at {offsets[-1]}, but there are {len(ids)} ids")
+
+    def _append_parallel(
+        self, args: Any, tokens: list[int], log_probs: list[float], trainable: bool, meta_info: dict[str, Any]
+    ) -> None:
+        """Everything that is rebound, not altered, so that the caller can take it back."""
+        old_length = self.response_length
+        if tokens:
+            self._append_mask_and_log_probs(log_probs, trainable, old_length)
+            self.tokens = [*self.tokens, *tokens]
+            self.response_length = old_length + len(tokens)
+        self._append_top_p(meta_info, len(tokens), old_length, trainable)
+        if meta_info.get("routed_experts") is not None:
+            self._take_routed_experts(args, meta_info)
 
     def _append_mask_and_log_probs(self, log_probs: list[float], trainable: bool, old_length: int) -> None:
         if self.rollout_log_probs is None:
@@ -241,9 +217,11 @@ class Sample:
             ends = (int(new_offsets[0]), int(new_offsets[-1])) if len(new_offsets) else None
             if ends != (0, len(new_ids)) or len(new_offsets) != count + 1:
                 raise ValueError(
-                    f"top-p offsets must be {count + 1} numbers from 0 to {len(new_ids)}, got {len(new_offsets)}: {ends}"
+                    f"top-p offsets must be {count + 1}, from 0 to {len(new_ids)}, got {len(new_offsets)}: {ends}"
                 )
             if held is None:
+                if any((self.loss_mask or [])[:old_length]):
+                    raise ValueError(f"the {old_length} response tokens so far have no top-p ids, and need them")
                 held = np.zeros(old_length + 1, np.int32)
                 self.rollout_top_p_token_ids = np.zeros(0, np.int32)
             assert self.rollout_top_p_token_ids is not None
@@ -276,7 +254,7 @@ class Sample:
             self.weight_versions = [*self.weight_versions, str(meta_info["weight_version"])]
         reason = meta_info["finish_reason"]
         kind = reason.get("type") if isinstance(reason, dict) else reason
-        self.status = _STATUS_OF_FINISH_REASON.get(kind, self.status)
+        self.status = _STATUS_OF_FINISH_REASON.get(str(kind), self.status)
 
 
 FIELD_NAMES = frozenset(f.name for f in fields(Sample))

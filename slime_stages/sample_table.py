@@ -1,8 +1,8 @@
-"""Samples to the columns of a rollout shard and back, losing nothing: unknown attributes, None against [], dict rewards."""
+"""Samples to the columns of a rollout shard and back, losing nothing: unknown attributes, None and [], dict rewards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,16 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from slime_stages.counters import PrefixCacheInfo, SpecInfo
 from slime_stages.errors import DataError
 from slime_stages.payload import dump_json, pack, unpack
-from slime_stages.sample import FIELD_NAMES, PrefixCacheInfo, Sample, SpecInfo, Status
+from slime_stages.sample import FIELD_NAMES, Sample, Status
 from slime_stages.schema import ROLLOUT
-from slime_stages.shards import ShardWriter, build_table, read_shard
+from slime_stages.shards import ShardWriter, build_table, flat_lists, read_shard
 
 ROWS_PER_WRITE = 512
+NUMBERS_PER_WRITE = 1 << 27
+"""Bounds the memory of a write; one list column cannot hold more than 2³¹ numbers at a time."""
 _PLAIN = (
     "index",
     "group_index",
@@ -54,8 +57,8 @@ def write_samples(
 ) -> None:
     """Write samples as a rollout shard, in order. DataError names the sample that cannot be stored, and why."""
     with ShardWriter(path, ROLLOUT, metadata) as writer:
-        for start in range(0, len(samples), ROWS_PER_WRITE):
-            rows = samples[start : start + ROWS_PER_WRITE]
+        for start, stop in _writes(samples):
+            rows = samples[start:stop]
             writer.write(sample_columns(rows, iteration=iteration, shard=shard, split=split, first_row=start))
 
 
@@ -103,12 +106,12 @@ def samples_table(samples: Sequence[Sample], *, iteration: int, shard: int, spli
 
 def samples_of(table: pa.Table) -> list[Sample]:
     """Samples from rows of a rollout shard."""
-    columns = {name: table[name].to_pylist() for name in table.column_names if name not in _ARRAYS}
-    columns |= {name: _arrays(table[name]) for name in _ARRAYS}
+    columns = {name: _values(table, name) for name in table.column_names}
     return [_sample({name: values[row] for name, values in columns.items()}) for row in range(len(table))]
 
 
 _ARRAYS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts")
+_LISTS = ("tokens", "loss_mask", "rollout_log_probs", "teacher_log_probs")
 
 
 def _sample(row: dict[str, Any]) -> Sample:
@@ -162,8 +165,28 @@ def _loads(text: str | None) -> Any:
     return None if text is None else orjson.loads(text)
 
 
-def _arrays(lists: pa.ChunkedArray) -> list[Any]:
-    if lists.null_count == len(lists):
-        return [None] * len(lists)
-    to_numpy: Callable[[Any], Any] = lambda item: item.values.to_numpy() if item.is_valid else None  # noqa: E731
-    return [to_numpy(item) for item in lists]
+def _values(table: pa.Table, name: str) -> list[Any]:
+    """A column as Python values, number lists and arrays through one flat buffer."""
+    column = table[name]
+    if name not in _ARRAYS and name not in _LISTS:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    flat, offsets = flat_lists(column)
+    values = flat.tolist() if name in _LISTS else flat
+    bounds = offsets.tolist()
+    given = column.is_valid().to_pylist()
+    return [
+        values[start:stop] if there else None for start, stop, there in zip(bounds[:-1], bounds[1:], given, strict=True)
+    ]
+
+
+def _writes(samples: Sequence[Sample]) -> Iterator[tuple[int, int]]:
+    """Slices of at most `ROWS_PER_WRITE` samples, fewer where they are huge."""
+    start = numbers = 0
+    for stop, sample in enumerate(samples):
+        size = max(len(sample.tokens), *(np.size(getattr(sample, name)) for name in _ARRAYS))
+        if stop - start == ROWS_PER_WRITE or (numbers + size > NUMBERS_PER_WRITE and stop > start):
+            yield start, stop
+            start, numbers = stop, 0
+        numbers += size
+    if len(samples) > start:
+        yield start, len(samples)

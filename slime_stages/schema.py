@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -26,6 +26,8 @@ class Column:
     type: pa.DataType
     meaning: str
     nullable: bool = False
+    volatile: bool = False
+    """Differs between two attempts at the same work (clocks, caches), so it is left out of the content digest."""
 
 
 def column(name: str, type_: pa.DataType, meaning: str) -> Column:
@@ -36,6 +38,11 @@ def column(name: str, type_: pa.DataType, meaning: str) -> Column:
 def optional(name: str, type_: pa.DataType, meaning: str) -> Column:
     """A column where null means: not given. An empty list is something else."""
     return Column(name, type_, meaning, nullable=True)
+
+
+def volatile(declared: Column) -> Column:
+    """The same column, left out of the content digest."""
+    return replace(declared, volatile=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +57,8 @@ class ShardSchema:
     columns: tuple[Column, ...]
     parallel: dict[str, tuple[str, int]] = field(default_factory=dict)
     """List column → (column that holds its length, plus so many): checked for every row, on write and on read."""
+    at_most: dict[str, str] = field(default_factory=dict)
+    """Count column → column that it cannot exceed: checked likewise."""
 
     @property
     def arrow(self) -> pa.Schema:
@@ -96,10 +105,10 @@ ROLLOUT = ShardSchema(
         optional("custom_rm_path", pa.string(), "reward function of this sample"),
         optional("sampling_params", JSON, "what the engine was asked for"),
         optional("sampling_seed", pa.int64(), "seed of the sampler for this sample"),
-        optional("generate_seconds", pa.float64(), "wall clock from the first request to the last token"),
-        column("non_generation_time", pa.float64(), "seconds in tools and environments"),
-        column("spec_info", JSON, "speculative decoding counters"),
-        column("prefix_cache_info", JSON, "prefix cache counters"),
+        volatile(optional("generate_seconds", pa.float64(), "wall clock from the first request to the last token")),
+        volatile(column("non_generation_time", pa.float64(), "seconds in tools and environments")),
+        volatile(column("spec_info", JSON, "speculative decoding counters")),
+        volatile(column("prefix_cache_info", JSON, "prefix cache counters")),
         optional("rollout_top_p_token_ids", TOKENS, "ids of the sampler's nuclei, one after the other"),
         optional("rollout_top_p_token_offsets", TOKENS, "[R+1] token i has ids[offsets[i]:offsets[i+1]]"),
         optional("rollout_routed_experts", TOKENS, "[(P+R-1)·L·K] router choices, flat"),
@@ -117,6 +126,7 @@ ROLLOUT = ShardSchema(
         "teacher_log_probs": ("response_length", 0),
         "rollout_top_p_token_offsets": ("response_length", 1),
     },
+    at_most={"response_length": "total_length"},
 )
 
 REWARD = ShardSchema(
@@ -133,8 +143,8 @@ REWARD = ShardSchema(
         optional("reward", pa.float64(), "the number to train on; null where there is none, never 0 in its place"),
         optional("reward_parts", JSON, "the dict that the reward function returned"),
         column("reward_status", ENUM, "scored, given (by the generate function), skipped, timeout, oom or error"),
-        optional("reward_message", pa.string(), "why there is no reward"),
-        column("reward_seconds", pa.float64(), "wall clock in the reward function"),
+        volatile(optional("reward_message", pa.string(), "why there is no reward")),
+        volatile(column("reward_seconds", pa.float64(), "wall clock in the reward function")),
     ),
 )
 

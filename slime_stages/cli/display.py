@@ -1,0 +1,77 @@
+"""What people see while iterations run, and the table at the end. All of it goes to stderr but the table."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from slime_stages.launch.figures import evaluation_rows, iteration_rows
+from slime_stages.progress import make_bar
+
+if TYPE_CHECKING:
+    from slime_stages.launch.iterate import Event
+    from slime_stages.rundir import RunDir
+
+
+class LoopDisplay:
+    """Two bars on a terminal, iterations and the stage at work; in a log a line for each stage that is done."""
+
+    def __init__(self, iterations: range) -> None:
+        self._iterations = iterations
+        self._bar: Any = make_bar() if sys.stderr.isatty() else None
+        self._started = time.monotonic()
+
+    def on_event(self, event: Event) -> None:
+        if event.kind == "start" and event.call is not None:
+            self._describe(event.call.title)
+        elif event.kind == "done" and event.call is not None:
+            self._line(f"{event.call.title}: {event.seconds:.1f} s")
+        elif event.kind == "iteration":
+            if self._bar is not None:
+                self._bar.advance(self._all)
+            self._line(f"iteration {event.iteration} is complete")
+
+    def on_progress(self, record: dict[str, Any]) -> None:
+        if self._bar is not None:
+            values = {key: record[key] for key in ("total", "figures")}
+            self._bar.update(self._now, description=record["title"], completed=record["done"], **values)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._all = self._bar.add_task("iterations", total=len(self._iterations), figures="")
+            self._now = self._bar.add_task("starting the engine", total=None, figures="")
+            self._bar.start()
+        else:
+            self._line(f"iterations {self._iterations.start} to {self._iterations.stop - 1}; starting the engine")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _describe(self, title: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._now, description=title, completed=0, total=None, figures="")
+
+    def _line(self, text: str) -> None:
+        if self._bar is None:
+            print(f"[{time.monotonic() - self._started:7.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def print_summary(run: RunDir, iterations: range) -> None:
+    """A table of the iterations, and the evaluations before and after them, on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{run.root.name}: iterations {iterations.start} to {iterations.stop - 1}")
+    rows = iteration_rows(run, iterations)
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row.values())
+    console = Console()
+    if rows:
+        console.print(table)
+    for line in evaluation_rows(run):
+        console.print(line)

@@ -1,0 +1,167 @@
+"""The four stage programs as commands: `slime-stages rollout --shard 3`, alone or in a pipeline.
+
+stdout carries the path of every manifest committed, one a line; `-` reads such paths, so that stages can be piped:
+
+    slime-stages rollout | slime-stages reward - | slime-stages train - | slime-stages sync -
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slime_stages.cli.options import RunFolder
+from slime_stages.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from slime_stages.plan import Plan
+    from slime_stages.rundir import RunDir
+    from slime_stages.stage import StageCall
+
+Iteration = Annotated[
+    int | None, typer.Option("--iter", metavar="I", min=0, help="Iteration. [default: the first incomplete one]")
+]
+Shard = Annotated[int | None, typer.Option("--shard", metavar="K", min=0, help="Shard. [default: all of them]")]
+EvalName = Annotated[str | None, typer.Option("--eval", metavar="NAME", help="An evaluation set instead of training.")]
+Force = Annotated[bool, typer.Option("--force", help="Do it again even if it is committed and fresh.")]
+Paths = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[- | MANIFEST...]", help="Manifests of the stage before; - reads them from stdin."),
+]
+
+
+def rollout(
+    run: RunFolder = None,
+    iteration: Iteration = None,
+    shard: Shard = None,
+    split: EvalName = None,
+    force: Force = False,
+) -> None:
+    """Generate samples for an iteration's prompts, and print the manifest of each shard.
+
+    Starts an engine with the iteration's weights and stops it afterwards, unless one is warm.
+    """
+    run_stage_command("rollout", run, iteration, shard, split=split, force=force)
+
+
+def reward(
+    manifests: Paths = None,
+    run: RunFolder = None,
+    iteration: Iteration = None,
+    shard: Shard = None,
+    split: EvalName = None,
+    force: Force = False,
+) -> None:
+    """Score the samples of rollout shards, and print the manifest of each."""
+    run_stage_command("reward", run, iteration, shard, split=split, force=force, manifests=manifests)
+
+
+def train(manifests: Paths = None, run: RunFolder = None, iteration: Iteration = None, force: Force = False) -> None:
+    """Take the optimizer steps of an iteration, save a checkpoint, and print the manifest."""
+    run_stage_command("train", run, iteration, None, force=force, manifests=manifests)
+
+
+def sync(manifests: Paths = None, run: RunFolder = None, iteration: Iteration = None, force: Force = False) -> None:
+    """Publish the trained weights as the next version, checked, and print the manifest."""
+    run_stage_command("sync", run, iteration, None, force=force, manifests=manifests)
+
+
+def run_stage_command(
+    stage: str,
+    run: Path | None,
+    iteration: int | None,
+    shard: int | None,
+    *,
+    split: str | None = None,
+    force: bool = False,
+    manifests: list[str] | None = None,
+) -> None:
+    """Do the stage's calls one after the other; stdout gets each manifest as it is committed."""
+    from slime_stages.launch.run_stage import run_stage
+    from slime_stages.stage import finish_deferred
+
+    for call in calls(stage, run, iteration, shard, split=split, force=force, manifests=manifests):
+        typer.echo(run_stage(call))
+        finish_deferred()
+
+
+def calls(
+    stage: str,
+    run: Path | None,
+    iteration: int | None,
+    shard: int | None,
+    *,
+    split: str | None,
+    force: bool,
+    manifests: list[str] | None,
+) -> Iterator[StageCall]:
+    """What a command line asks for."""
+    from slime_stages.launch.plans import ensure_eval_plan, ensure_plan
+    from slime_stages.launch.start_run import mend_run
+    from slime_stages.launch.states import first_incomplete
+    from slime_stages.rundir import find_run
+    from slime_stages.stage import StageCall
+
+    if manifests:
+        yield from piped_calls(stage, manifests, force=force)
+        return
+    run_dir = find_run(run)
+    mend_run(run_dir)
+    number = first_incomplete(run_dir) if iteration is None else iteration
+    plan = ensure_plan(run_dir, number) if split is None else ensure_eval_plan(run_dir, number, split)
+    for each in shards_of(stage, plan, shard):
+        yield StageCall(
+            stage=stage, run=run_dir.root, iteration=number, shard=each, split=split or "train", force=force
+        )
+
+
+def shards_of(stage: str, plan: Plan, shard: int | None) -> list[int | None]:
+    """The shards meant: none for train and sync, the one asked for, or all."""
+    if stage in ("train", "sync"):
+        return [None]
+    if shard is None:
+        return list(range(plan.shard_count))
+    if shard >= plan.shard_count:
+        raise UsageError(
+            f"iteration {plan.iteration} has {plan.shard_count} shards; there is no shard {shard}",
+            hint=f"--shard 0 to --shard {plan.shard_count - 1}",
+        )
+    return [shard]
+
+
+def piped_calls(stage: str, manifests: Iterable[str], *, force: bool) -> Iterator[StageCall]:
+    """One call for each manifest of a sharded stage; for train and sync one for each iteration named."""
+    from slime_stages.manifest import read_manifest
+    from slime_stages.stage import StageCall
+
+    seen = set()
+    for text in sys.stdin if list(manifests) == ["-"] else manifests:
+        path = Path(text.strip()).absolute()
+        manifest = read_manifest(path)
+        shard = manifest.shard if stage == "reward" else None
+        call = StageCall(
+            stage=stage,
+            run=run_of(path).root,
+            iteration=manifest.iteration,
+            shard=shard,
+            split=manifest.split,
+            force=force,
+        )
+        if call not in seen:
+            seen.add(call)
+            if stage == "reward" or text:
+                yield call
+
+
+def run_of(path: Path) -> RunDir:
+    """The run that a manifest lies in."""
+    from slime_stages.rundir import RunDir
+
+    for folder in path.parents:
+        if (folder / "run.json").exists():
+            return RunDir(folder)
+    raise DataError(f"{path} lies in no run", hint="give manifests that `slime-stages` printed")

@@ -1,0 +1,46 @@
+"""[optimizer]: Adam and its learning rate."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Lt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from slime_stages.config.types import Section
+
+Decay = Annotated[float, Ge(0), Lt(1)]
+
+
+class Optimizer(Section):
+    title: ClassVar[str] = "Adam and its learning rate"
+
+    lr: NonNegativeFloat = 1e-6
+    """Learning rate, after the warm-up."""
+
+    min_lr: NonNegativeFloat = 0.0
+    """Learning rate that the decay ends at."""
+
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root"] = "constant"
+    """How `lr` falls after the warm-up. Constant here, where Megatron says linear: a run need not know its end."""
+
+    lr_decay_iters: PositiveInt | None = None
+    """Optimizer steps until `min_lr`; all steps of `num_rollout` iterations without it."""
+
+    lr_warmup_iters: NonNegativeInt = 0
+    """Optimizer steps in which the learning rate rises from 0."""
+
+    adam_beta1: Decay = 0.9
+    """Decay of the gradient's running mean."""
+
+    adam_beta2: Decay = 0.999
+    """Decay of the squared gradient's running mean."""
+
+    adam_eps: PositiveFloat = 1e-8
+    """Added to the divisor."""
+
+    weight_decay: NonNegativeFloat = 0.01
+    """Decoupled weight decay, on matrices only."""
+
+    clip_grad: NonNegativeFloat = 1.0
+    """Gradients of a larger norm are scaled down to it; 0 for never."""

@@ -1,0 +1,41 @@
+"""Types that config fields are made of."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Gt, Le
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+
+def absolute_path(text: str) -> str:
+    """`~` and `$NAME` replaced, then absolute from the current directory; a slice `@[0:100]` stays at the end."""
+    return os.path.abspath(os.path.expanduser(os.path.expandvars(text)))
+
+
+PATH = AfterValidator(absolute_path)
+
+LocalPath = Annotated[str, PATH]
+"""A file or folder; kept absolute, since jobs start elsewhere than the person who typed it."""
+
+Share = Annotated[float, Gt(0), Le(1)]
+"""A share or probability above 0."""
+
+Scalar = bool | int | float | str
+Options = dict[str, Scalar | tuple[Scalar, ...]]
+"""Options of a program we start: `{"mem_fraction_static": 0.8, "cuda_graph_bs": (1, 2, 4)}`."""
+
+
+class Section(BaseModel):
+    """One table of the config file. The text under a field is its help, its reference and part of its errors."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    title: ClassVar[str]
+    """What the section is about, for the reference page and `--help`."""
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")

@@ -1,0 +1,152 @@
+"""Iterations on this machine: every stage in turn, with the engine and the imports kept warm in between.
+
+The files are the state: what is committed and fresh is skipped, what is missing or corrupt is made, what is stale is
+refused. So an interrupted loop goes on where it was, by the same command.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from slime_stages.config import Config
+from slime_stages.errors import DataError, SlimeStagesError
+from slime_stages.launch.local import LocalExecutor
+from slime_stages.launch.plans import ensure_eval_plan, ensure_plan, evaluates
+from slime_stages.launch.start_run import current_revision
+from slime_stages.launch.states import calls_of, first_incomplete, is_begun, iteration_states, state_of
+from slime_stages.launch.warm import WarmEngine
+from slime_stages.lineage import command
+from slime_stages.plan import Plan
+from slime_stages.rundir import RunDir
+from slime_stages.stage import StageCall, read_config
+from slime_stages.weights.checkpoints import prune_checkpoints
+from slime_stages.weights.publish import prune_weights
+
+SETTLE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened, for whoever shows it."""
+
+    kind: str
+    """start (of a call), done (of a call), iteration (is complete) or evaluation (is complete)."""
+    iteration: int
+    call: StageCall | None = None
+    seconds: float = 0.0
+    manifest: str = ""
+
+
+def iterations_to_run(run: RunDir, count: int) -> range:
+    """The iterations that a call for `count` more works on: an interrupted one is finished first."""
+    first = first_incomplete(run)
+    interrupted = is_begun(run, first)
+    return range(first, first + count + interrupted)
+
+
+def iterate(
+    run: RunDir,
+    iterations: range,
+    *,
+    executor: LocalExecutor,
+    on_event: Callable[[Event], None],
+    accept_stale: bool = False,
+) -> None:
+    """Run the iterations, with evaluations where they are due and after the last one.
+
+    Raises the error of the stage that failed, with its exit code; everything before it stays committed.
+    """
+    if not iterations:
+        return
+    _check_past(run, iterations.start, executor, on_event)
+    with WarmEngine(run, policy_version=iterations.start) as engine:
+        loop = _Loop(run=run, executor=executor, on_event=on_event, accept_stale=accept_stale, engine=engine)
+        for iteration in iterations:
+            loop.evaluate(iteration)
+            loop.complete(iteration, deep=iteration == iterations.start)
+            _retain(run, iteration)
+        loop.evaluate(iterations.stop, final=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Loop:
+    run: RunDir
+    executor: LocalExecutor
+    on_event: Callable[[Event], None]
+    accept_stale: bool
+    engine: WarmEngine
+
+    def complete(self, iteration: int, *, deep: bool) -> None:
+        """Make whatever of the iteration is not fresh."""
+        plan = ensure_plan(self.run, iteration)
+        if any(item.state.kind != "fresh" for item in iteration_states(self.run, plan, deep=deep)):
+            self._run_all(plan, deep=deep)
+        self.on_event(Event(kind="iteration", iteration=iteration))
+
+    def evaluate(self, version: int, *, final: bool = False) -> None:
+        """Evaluate a version of the weights on every set, if that is due and not done."""
+        config = read_config(self.run, current_revision(self.run))
+        wanted = evaluates(config, version) or (final and config.eval.eval_interval is not None)
+        for split, _ in config.eval.datasets if wanted else ():
+            self._run_all(ensure_eval_plan(self.run, version, split), deep=False)
+            self.on_event(Event(kind="evaluation", iteration=version))
+
+    def _run_all(self, plan: Plan, *, deep: bool) -> None:
+        """Run every call whose output is not fresh. What became stale by that is made again; what was, is refused."""
+        config = read_config(self.run, plan.config_revision)
+        remade = False
+        for call in calls_of(self.run, plan):
+            state = state_of(self.run, plan, config, call, deep=deep)
+            if state.is_fresh or (state.kind == "stale" and self.accept_stale and not remade):
+                continue
+            if state.kind == "stale" and not remade:
+                raise _stale(call, state.reason, self.run)
+            if call.stage == "rollout":
+                self.engine.wait()
+            # An output that is fresh by its manifest, but whose checkpoint or weights are not whole, is forced.
+            run_call(replace(call, force=state.kind == "corrupt"), self.executor, self.on_event)
+            remade = True
+
+
+def run_call(call: StageCall, executor: LocalExecutor, on_event: Callable[[Event], None]) -> None:
+    """Run one call to its end; raises its error if it failed."""
+    on_event(Event(kind="start", iteration=call.iteration, call=call))
+    started = time.monotonic()
+    result = executor.run(call)
+    if result.exit_code == 130:
+        raise KeyboardInterrupt
+    if result.exit_code:
+        raise SlimeStagesError.with_exit_code(result.exit_code, result.message, hint=result.hint)
+    seconds = time.monotonic() - started
+    on_event(Event(kind="done", iteration=call.iteration, call=call, seconds=seconds, manifest=result.manifest))
+
+
+def _check_past(run: RunDir, first: int, executor: LocalExecutor, on_event: Callable[[Event], None]) -> None:
+    """Make again what the first iteration needs of the one before it, if it was lost or altered."""
+    if first == 0:
+        return
+    plan = ensure_plan(run, first - 1)
+    config = read_config(run, plan.config_revision)
+    for stage in ("train", "sync"):
+        call = StageCall(stage=stage, run=run.root, iteration=first - 1)
+        state = state_of(run, plan, config, call, deep=True)
+        if state.kind == "corrupt":
+            run_call(replace(call, force=True), executor, on_event)
+
+
+def _stale(call: StageCall, reason: str, run: RunDir) -> DataError:
+    return DataError(
+        f"{call.title} is {reason}",
+        hint=f"{command(run, call.stage, call.iteration, call.shard)}   makes it again; "
+        "or add --accept-stale to go on with it as it is",
+    )
+
+
+def _retain(run: RunDir, iteration: int) -> None:
+    """Remove checkpoints and weights that the config does not keep. What the next iteration needs stays."""
+    config: Config = read_config(run, current_revision(run))
+    kept, version = config.checkpoint, iteration + 1
+    prune_checkpoints(run.checkpoints_path, kept.keep_checkpoints, kept.save_interval, {version})
+    prune_weights(run.weights_path(0).parent, kept.keep_weights, kept.save_interval, {0, version})

@@ -1,0 +1,55 @@
+"""Run one stage call: in this process, or in a fork of a process that has the imports behind it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from slime_stages.errors import SlimeStagesError
+from slime_stages.plugins import load_function
+from slime_stages.stage import StageCall
+
+PROGRAMS = {
+    "rollout": "stages.rollout.run:run",
+    "reward": "stages.reward.run:run",
+    "train": "stages.train.run:run",
+    "sync": "stages.sync.run:run",
+}
+"""The stage programs, by name only: nothing here imports them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResult:
+    """How a stage call ended."""
+
+    exit_code: int
+    manifest: str = ""
+    message: str = ""
+    hint: str | None = None
+
+    def to_json(self) -> bytes:
+        return orjson.dumps({name: getattr(self, name) for name in self.__slots__})
+
+
+def run_stage(call: StageCall) -> Path:
+    """Do the work here and now; returns the path of the committed manifest."""
+    path = load_function(PROGRAMS[call.stage])(call)
+    assert isinstance(path, Path)
+    return path
+
+
+def result_of(call: StageCall) -> StageResult:
+    """The same, with every error turned into an exit code and a message. Unexpected ones also print their trace."""
+    try:
+        return StageResult(exit_code=0, manifest=str(run_stage(call)))
+    except SlimeStagesError as error:
+        return StageResult(exit_code=error.exit_code, message=error.message, hint=error.hint)
+    except KeyboardInterrupt:
+        return StageResult(exit_code=130, message="interrupted")
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        return StageResult(exit_code=70, message=f"{call.title} failed: {type(error).__name__}: {error}")

@@ -1,0 +1,185 @@
+"""Starting a run, mending one, and changing its config on request.
+
+Everything that jobs read is copied, linked or computed into the run folder here, so that nobody reads the user's
+files later. Each step finds out for itself whether it is done: a start that was killed is simply started again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from slime_stages.commit import create_file, replace_file
+from slime_stages.config import Config, diff
+from slime_stages.content import content_digest
+from slime_stages.errors import DataError, MissingInputError, UsageError
+from slime_stages.plugins import load_function
+from slime_stages.prompts.build import build_prompt_table
+from slime_stages.prompts.settings import PromptSettings
+from slime_stages.prompts.table import write_prompt_table
+from slime_stages.rundir import RunDir
+from slime_stages.schema import PROMPTS
+from slime_stages.stage import read_config, say
+from slime_stages.weights.publish import check_hf_folder, publish_link
+
+HOOKS = {
+    "custom_generate_function_path": "generate(args, sample, sampling_params)",
+    "custom_rm_path": "reward(args, sample)",
+}
+"""Settings that name a function → how it is called."""
+
+
+def start_run(run: RunDir, config: Config) -> None:
+    """Make the run folder, or finish making it. UsageError if the folder holds a run with another config."""
+    model = Path(config.model.hf_checkpoint)
+    check_hf_folder(model)
+    check_plugins(config)
+    create_file(run.config_revision_path(0), config.to_json_bytes())
+    frozen = read_config(run, 0)
+    if changes := diff(frozen, config):
+        raise UsageError(
+            f"{run.root} was begun with other settings ({'; '.join(map(str, changes[:4]))})",
+            hint="choose another --run folder, or remove this one: it is not finished",
+        )
+    mend_run(run)
+    run.create()
+
+
+def mend_run(run: RunDir) -> None:
+    """Put back what a run holds besides its iterations and is computed from its config: prompts and first weights."""
+    config = read_config(run, 0)
+    if not run.config_path.exists():
+        replace_file(run.config_path, newest_revision_path(run).read_bytes())
+    if not run.weights_path(0).exists():
+        publish_link(Path(config.model.hf_checkpoint), run.weights_path(0))
+    for split, settings in prompt_settings(config).items():
+        _mend_prompts(run, config, split, settings)
+
+
+def prompt_settings(config: Config) -> dict[str, PromptSettings]:
+    """What to read for training and for each evaluation set."""
+    data, evaluation = config.data, config.eval
+    common = {
+        "metadata_key": data.metadata_key,
+        "apply_chat_template": data.apply_chat_template,
+        "apply_chat_template_kwargs": data.apply_chat_template_kwargs,
+    }
+    settings = {
+        "train": PromptSettings(
+            prompt_data=data.prompt_data,
+            input_key=data.input_key,
+            label_key=data.label_key,
+            tool_key=data.tool_key,
+            rollout_max_prompt_len=data.rollout_max_prompt_len,
+            **common,
+        )
+    }
+    for name, path in evaluation.datasets:
+        settings[name] = PromptSettings(
+            prompt_data=(path,),
+            input_key=evaluation.eval_input_key or data.input_key,
+            label_key=evaluation.eval_label_key or data.label_key,
+            tool_key=evaluation.eval_tool_key or data.tool_key,
+            **common,
+        )
+    return settings
+
+
+def check_plugins(config: Config) -> None:
+    """Load every function that a setting names, and check that it can be called as it will be."""
+    flat = config.flat()
+    for name, like in HOOKS.items():
+        if flat[name]:
+            load_function(flat[name], like=like)
+    for path in config.rollout.rollout_sample_hook_path:
+        load_function(path, like="hook(args, sample)")
+
+
+def change_config(run: RunDir, config: Config, *, allowed: bool) -> None:
+    """Make `config` the one in force from the next iteration on, if it differs and the change is asked for.
+
+    UsageError if it differs and is not. Iterations that are planned keep the revision of their plan.
+    """
+    current = Config.from_json(run.config_path.read_bytes())
+    changes = diff(current, config)
+    if not changes:
+        return
+    listed = "; ".join(map(str, changes))
+    if not allowed:
+        raise UsageError(
+            f"the run {run.root} was frozen with other settings: {listed}",
+            hint="add --change-config to use the new ones from the next iteration on, or choose another --run",
+        )
+    fixed = [c.name for c in changes if c.name.startswith(("data.", "model.", "eval.eval_prompt_data"))]
+    if fixed:
+        raise UsageError(
+            f"{', '.join(fixed)} cannot change within a run: its prompts and first weights are made from them",
+            hint="start another run: slime-stages init --run OTHER",
+        )
+    check_plugins(config)
+    revision = current_revision(run) + 1
+    if not create_file(run.config_revision_path(revision), config.to_json_bytes()):
+        raise UsageError(f"somebody else is changing the config of {run.root}", hint="type the same command again")
+    replace_file(run.config_path, config.to_json_bytes())
+    say(f"config revision {revision} of {run.root}: {listed}")
+
+
+def current_revision(run: RunDir) -> int:
+    return int(newest_revision_path(run).stem)
+
+
+def newest_revision_path(run: RunDir) -> Path:
+    found = sorted(run.config_revision_path(0).parent.glob("[0-9]*.json"))
+    if not found:
+        raise MissingInputError(
+            f"{run.root} has no frozen config", hint=f"slime-stages init --run {run.root} --config CONFIG.toml"
+        )
+    return found[-1]
+
+
+def prompts_record(run: RunDir, split: str) -> dict[str, Any]:
+    """`content`, `rows` and `dropped` of a prompt table."""
+    path = run.prompts_manifest_path(split)
+    try:
+        record = orjson.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise MissingInputError(f"there is no {path}", hint=f"slime-stages iter --run {run.root} --n 0") from error
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"{path} is not whole: {error}", hint=f"rm {path}   (it is made again)") from error
+    return dict(record)
+
+
+def _mend_prompts(run: RunDir, config: Config, split: str, settings: PromptSettings) -> None:
+    path, manifest_path = run.prompts_path(split), run.prompts_manifest_path(split)
+    if path.exists() and manifest_path.exists() and _is_whole(path, prompts_record(run, split)["content"]):
+        return
+    built = build_prompt_table(settings, Path(config.model.hf_checkpoint))
+    write_prompt_table(path, built.rows)
+    record = {
+        "content": content_digest(path, PROMPTS),
+        "rows": len(built.rows),
+        "read": built.read_count,
+        "dropped": built.dropped_count,
+        "prompt_data": list(settings.prompt_data),
+    }
+    if built.dropped_count:
+        say(
+            f"{split}: {built.dropped_count} of {built.read_count} prompts have more than "
+            f"{settings.rollout_max_prompt_len} tokens (longest {built.longest_dropped}) and are left out"
+        )
+    if not create_file(manifest_path, orjson.dumps(record, option=orjson.OPT_INDENT_2)):
+        before = prompts_record(run, split)
+        if before["content"] != record["content"]:
+            raise DataError(
+                f"{path} was lost, and {', '.join(settings.prompt_data)} has other prompts now than when the run began",
+                hint="put the prompt data of that time back, or start another run",
+            )
+
+
+def _is_whole(path: Path, content: str) -> bool:
+    try:
+        return content_digest(path, PROMPTS) == content
+    except DataError:
+        return False

@@ -1,0 +1,55 @@
+"""An engine kept warm between iterations. A cache: on any loss, rollout jobs start engines of their own."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Self
+
+from slime_stages.errors import SlimeStagesError
+from slime_stages.launch.start_run import current_revision
+from slime_stages.rundir import RunDir
+from slime_stages.serving import Engine, engine_settings
+from slime_stages.stage import read_config, say
+
+
+class WarmEngine:
+    """Starts an engine in the background, registers it in the run, and stops it at the end."""
+
+    def __init__(self, run: RunDir, *, policy_version: int) -> None:
+        self._run = run
+        self._version = policy_version
+        self._engine: Engine | None = None
+        self._registration: Path | None = None
+        self._thread = threading.Thread(target=self._start, daemon=True)
+
+    def wait(self) -> None:
+        """Until the engine serves, or has failed; then rollout starts its own and says what is wrong with it."""
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        config = read_config(self._run, current_revision(self._run))
+        if config.serving.serving_mode == "job":
+            self._engine = Engine(
+                engine_settings(config, self._run.weights_path(self._version)),
+                weight_version=str(self._version),
+                log_path=self._run.log_path("engine"),
+            )
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._engine is None:
+            return
+        self._engine.stop()
+        self._thread.join()
+        if self._registration is not None:
+            self._registration.unlink(missing_ok=True)
+
+    def _start(self) -> None:
+        assert self._engine is not None
+        try:
+            self._engine.start()
+            self._registration = self._engine.register(self._run.engines_path, "warm")
+        except SlimeStagesError as error:
+            say(f"warning: no warm engine: {error}")

@@ -1,0 +1,82 @@
+"""What each output of a run is made from: the digests that decide whether it is still fresh.
+
+plan, weights ─► rollout ─► reward ─┐
+policy of the iteration before ─────┴► train ─► sync ─► weights of the next iteration
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slime_stages.errors import MissingInputError, SlimeStagesError
+from slime_stages.manifest import Manifest, read_manifest
+from slime_stages.plan import Plan
+from slime_stages.rundir import RunDir
+from slime_stages.weights.record import read_weights_record
+
+
+def shard_manifest_path(run: RunDir, plan: Plan, stage: str, shard: int | None) -> Path:
+    """Where a stage's manifest lies; `shard` is None for train and sync."""
+    return run.manifest_path(stage, plan.iteration, shard, plan.shard_count, plan.split)
+
+
+def rollout_inputs(run: RunDir, plan: Plan) -> dict[str, str]:
+    return {"plan": plan.digest, "weights": weights_content(run, plan.policy_version)}
+
+
+def reward_inputs(run: RunDir, plan: Plan, shard: int) -> dict[str, str]:
+    return {"rollout": committed(run, plan, "rollout", shard).content}
+
+
+def train_inputs(run: RunDir, plan: Plan) -> dict[str, str]:
+    inputs = {"policy": policy_content(run, plan.policy_version)}
+    for shard in range(plan.shard_count):
+        for stage in ("rollout", "reward"):
+            inputs[f"{stage}/{shard:05d}"] = committed(run, plan, stage, shard).content
+    return inputs
+
+
+def sync_inputs(run: RunDir, plan: Plan) -> dict[str, str]:
+    return {"train": committed(run, plan, "train", None).content}
+
+
+def weights_content(run: RunDir, version: int) -> str:
+    """Digest of a published version of the weights. Version 0 is the model the run began with."""
+    if version == 0:
+        return read_weights_record(run.weights_path(0)).digest
+    return committed_at(run, "sync", version - 1).content
+
+
+def policy_content(run: RunDir, version: int) -> str:
+    """Digest of the trained parameters of a version; of the model the run began with, its weights."""
+    if version == 0:
+        return read_weights_record(run.weights_path(0)).digest
+    return committed_at(run, "train", version - 1).content
+
+
+def committed(run: RunDir, plan: Plan, stage: str, shard: int | None) -> Manifest:
+    """The manifest of an input. MissingInputError, with the command that makes it, if there is none."""
+    path = shard_manifest_path(run, plan, stage, shard)
+    try:
+        return read_manifest(path)
+    except SlimeStagesError as error:
+        error.hint = command(run, stage, plan.iteration, shard)
+        raise
+
+
+def committed_at(run: RunDir, stage: str, iteration: int) -> Manifest:
+    """The manifest of train or sync of an iteration."""
+    path = run.manifest_path(stage, iteration)
+    try:
+        return read_manifest(path)
+    except MissingInputError as error:
+        error.hint = command(run, stage, iteration, None)
+        raise
+
+
+def command(run: RunDir, stage: str, iteration: int, shard: int | None, *, force: bool = False) -> str:
+    """What to type to make an output (again)."""
+    words = ["slime-stages", stage, "--run", str(run.root), "--iter", str(iteration)]
+    words += ["--shard", str(shard)] if shard is not None else []
+    words += ["--force"] if force else []
+    return " ".join(words)

@@ -1,0 +1,101 @@
+"""Find, weigh and kill a process together with everything it started (Linux)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent died, so that none escapes by forking twice."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Be killed by the kernel as soon as the parent process is gone."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    """The direct children of a process, zombies included; empty if it is gone."""
+    if not _kernel_lists_children():
+        return _children_by_search(pid)
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children and so on, without `pid` itself."""
+    found = children(pid)
+    for child in found:  # grows while it is walked
+        found += children(child)
+    return found
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL a process, its process group and its descendants in other groups."""
+    family = [pid, *descendants(pid)]
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+    for member in family:
+        with contextlib.suppress(OSError):
+            os.kill(member, signal.SIGKILL)
+
+
+def exceeds(pid: int, limit_bytes: int) -> int | None:
+    """The bytes of memory that a process and its descendants hold together, if more than the limit.
+
+    Resident pages are quick to read but count a page once for each process that shares it (all that was forked
+    from one parent); only where their sum is too large are shares counted in proportion.
+    """
+    family = [pid, *descendants(pid)]
+    if sum(map(_resident_bytes, family)) <= limit_bytes:
+        return None
+    held = sum(map(_proportional_bytes, family))
+    return held if held > limit_bytes else None
+
+
+@functools.cache
+def _kernel_lists_children() -> bool:
+    return Path(f"/proc/self/task/{os.getpid()}/children").exists()
+
+
+def _children_by_search(pid: int) -> list[int]:
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.Error:
+        return []
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return _resident_bytes(pid)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")

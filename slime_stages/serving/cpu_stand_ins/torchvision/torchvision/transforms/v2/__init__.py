@@ -1,0 +1,1 @@
+"""The second version of the transforms: names only."""

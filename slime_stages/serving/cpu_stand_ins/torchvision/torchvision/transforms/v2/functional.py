@@ -1,0 +1,5 @@
+"""Functions on images, second version: names only."""
+
+from .. import InterpolationMode
+
+__all__ = ["InterpolationMode"]

@@ -1,0 +1,64 @@
+"""The numbers of a model that decide how its weights are laid out, read from a Hugging Face `config.json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_stages.errors import DataError, MissingInputError
+
+SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightLayout:
+    """What splitting a fused query/key/value weight into its heads needs to know."""
+
+    num_layers: int
+
+    num_attention_heads: int
+
+    num_query_groups: int
+    """Key/value heads; a divisor of the attention heads."""
+
+    kv_channels: int
+    """Width of one head."""
+
+    tie_word_embeddings: bool
+    """The output layer has no weight of its own."""
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_query_groups:
+            raise DataError(
+                f"{self.num_attention_heads} attention heads do not fit {self.num_query_groups} key/value heads",
+                hint="check num_attention_heads and num_key_value_heads in config.json",
+            )
+
+
+def read_huggingface_config(folder: Path) -> dict[str, Any]:
+    """The model's `config.json`; refuses architectures that no mapping exists for."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise MissingInputError(f"{folder} holds no config.json", hint="name a folder in Hugging Face format")
+    config: dict[str, Any] = json.loads(path.read_text())
+    model_type = config.get("model_type")
+    if model_type not in SUPPORTED_MODEL_TYPES:
+        raise DataError(
+            f"{path} describes model_type {model_type!r}, which is not supported",
+            hint=f"use a model of one of these types: {', '.join(SUPPORTED_MODEL_TYPES)}",
+        )
+    return config
+
+
+def weight_layout(config: dict[str, Any]) -> WeightLayout:
+    """The layout that a Hugging Face config describes."""
+    heads = config["num_attention_heads"]
+    return WeightLayout(
+        num_layers=config["num_hidden_layers"],
+        num_attention_heads=heads,
+        num_query_groups=config.get("num_key_value_heads") or heads,
+        kv_channels=config.get("head_dim") or config["hidden_size"] // heads,
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+    )

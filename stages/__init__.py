@@ -1,0 +1,1 @@
+"""The four programs. Each is `python -m stages.<name>`; none imports another."""

@@ -1,0 +1,173 @@
+"""Asking the engine: new samples of a prompt, the default generate function, and a whole shard of groups at once."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slime_stages.config import Config
+from slime_stages.errors import SlimeStagesError, UsageError
+from slime_stages.plan import Plan
+from slime_stages.plugins import accepts, load_function
+from slime_stages.progress import Progress
+from slime_stages.prompts.order import prompt_at, sampling_seed
+from slime_stages.prompts.table import PromptTable
+from slime_stages.sample import Sample, Status
+from slime_stages.sampling import sampling_of
+from slime_stages.serving import EngineClient
+from slime_stages.stage import Stage
+
+GENERATE_SIGNATURE = "generate(args, sample, sampling_params)"
+GenerateFn = Callable[..., Any]
+
+
+def new_group(plan: Plan, config: Config, prompts: PromptTable, position: int) -> list[Sample]:
+    """The samples to ask for at one prompt position: a pure function of its arguments."""
+    _, row = prompt_at(position, len(prompts), plan.seed, plan.shuffle)
+    prompt = prompts.row(row)
+    token_ids = [] if prompt.prompt_token_ids is None else [int(token) for token in prompt.prompt_token_ids]
+    sampling = sampling_of(config, plan.split)
+    group = []
+    for number in range(plan.n_samples_per_prompt):
+        seed = sampling_seed(plan.seed, plan.iteration, position, number)
+        index = position * plan.n_samples_per_prompt + number
+        group.append(
+            Sample(
+                group_index=position,
+                index=index,
+                prompt=prompt.prompt,
+                tokens=list(token_ids),
+                label=prompt.label,
+                metadata=copy.deepcopy(prompt.metadata),
+                prompt_id=prompt.prompt_id,
+                session_id=f"{plan.run_id}-{plan.split}-{plan.iteration}-{index}",
+                sampling_params=sampling.params(seed),
+            )
+        )
+    return group
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """All groups of a shard, asked for at once and recorded as each is finished."""
+
+    stage: Stage
+    engine: Any
+    """What `ready_engine` gave: `url` and `vocab_size`."""
+    generate: GenerateFn | None
+    """None: one call to the engine for each sample."""
+    record: Callable[[list[Sample]], None]
+    """Called with each finished group, so that it survives a kill."""
+
+    async def finish(self, groups: list[list[Sample]], *, already_done: int) -> list[list[Sample]]:
+        """Every group with its responses, in the order given. One group is one task; its samples run together."""
+        config = self.stage.config
+        args = config.as_args()
+        args.sglang_router_ip, args.sglang_router_port = self.engine.host, self.engine.port
+        limit = asyncio.Semaphore(config.serving.sglang_server_concurrency)
+        hooks = [load_function(path, like="hook(args, sample)") for path in config.rollout.rollout_sample_hook_path]
+        async with EngineClient(
+            self.engine.url,
+            concurrency=config.serving.sglang_server_concurrency,
+            request_timeout_seconds=config.serving.request_timeout_seconds,
+            vocab_size=self.engine.vocab_size,
+        ) as client:
+            generate = self.generate or _default_generate(client)
+
+            async def one(sample: Sample) -> list[Sample]:
+                async with limit:
+                    made = await self._generated(generate, args, sample)
+                for hook in hooks:
+                    made = [await _hooked(hook, args, item, self.stage) for item in made]
+                return made
+
+            async def group_of(samples: list[Sample]) -> list[Sample]:
+                made = await asyncio.gather(*(one(sample) for sample in samples))
+                return [sample for siblings in made for sample in siblings]
+
+            return await self._collect([group_of(group) for group in groups], already_done)
+
+    async def _collect(self, coroutines: list[Any], already_done: int) -> list[list[Sample]]:
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+        tokens, started = 0, time.monotonic()
+        with Progress(self.stage.call.title, total=already_done + len(tasks), unit="groups") as progress:
+            progress.update(already_done)
+            try:
+                for task in asyncio.as_completed(tasks):
+                    group = await task
+                    self.record(group)
+                    tokens += sum(sample.response_length for sample in group)
+                    rate = tokens / (time.monotonic() - started)
+                    progress.advance(tokens_per_second=f"{rate:.0f}")
+            except BaseException:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                raise
+        return [task.result() for task in tasks]
+
+    async def _generated(self, generate: GenerateFn, args: Any, sample: Sample) -> list[Sample]:
+        """What the generate function made of a sample. Its own error is recorded, not passed on: the rest goes on."""
+        extra = {"evaluation": self.stage.call.split != "train"} if accepts(generate, "evaluation") else {}
+        started = time.monotonic()
+        try:
+            made = generate(args, sample, dict(sample.sampling_params or {}), **extra)
+            made = await made if inspect.isawaitable(made) else made
+        except SlimeStagesError:
+            raise
+        except Exception as error:  # a plug-in may raise anything
+            return [_failed(sample, error)]
+        siblings = made if isinstance(made, list) else [made]
+        if not all(isinstance(item, Sample) for item in siblings):
+            kinds = ", ".join(sorted({type(item).__name__ for item in siblings}))
+            raise UsageError(
+                f"the generate function returned {kinds}", hint="return a Sample, or a list of Samples for a fan-out"
+            )
+        for item in siblings:
+            item.generate_seconds = time.monotonic() - started
+            if isinstance(made, list) and item.rollout_id is None:
+                item.rollout_id = sample.index
+        return siblings
+
+
+def _default_generate(client: EngineClient) -> GenerateFn:
+    async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+        if not sample.tokens:
+            raise UsageError(
+                "the prompts are chat messages and no chat template is applied",
+                hint="add --apply-chat-template, or a --custom-generate-function-path that takes messages",
+            )
+        answer = await client.generate(sample.tokens, sampling_params, routing_key=sample.session_id)
+        sample.append_response_tokens(
+            args,
+            tokens=answer.output_ids,
+            log_probs=answer.output_log_probs,
+            meta_info=answer.meta_info,
+            text=answer.text,
+        )
+        return sample
+
+    return generate
+
+
+async def _hooked(hook: GenerateFn, args: Any, sample: Sample, stage: Stage) -> Sample:
+    given = {"rollout_id": stage.plan.iteration, "evaluation": stage.call.split != "train"}
+    result = hook(args, sample, **{name: value for name, value in given.items() if accepts(hook, name)})
+    result = await result if inspect.isawaitable(result) else result
+    if result is None:
+        return sample
+    if not isinstance(result, Sample):
+        raise UsageError(f"the sample hook {hook.__name__} returned {type(result).__name__}, not a Sample or None")
+    return result
+
+
+def _failed(sample: Sample, error: Exception) -> Sample:
+    sample.status = Status.FAILED
+    sample.remove_sample = True
+    sample.metadata = {**sample.metadata, "error": f"{type(error).__name__}: {error}"[:2000]}
+    return sample

@@ -1,0 +1,37 @@
+"""What a shard of samples says about itself, under slime's metric keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from slime_stages.sample import Sample, Status
+
+
+def rollout_counts(samples: Sequence[Sample], *, issued: int) -> dict[str, int]:
+    """Prompts issued and kept, samples by status."""
+    kept = len({sample.group_index for sample in samples})
+    by_status = Counter(Status(sample.status).value for sample in samples)
+    return {"issued": issued, "kept": kept, "dropped": issued - kept, "carried": 0, **by_status}
+
+
+def rollout_metrics(samples: Sequence[Sample], seconds: float) -> dict[str, float | None]:
+    """Response lengths count tokens that the model wrote; rates are for the time spent generating."""
+    lengths = np.array([sample.effective_response_length for sample in samples], np.int64)
+    if not len(lengths):
+        return {}
+    truncated = sum(sample.status == Status.TRUNCATED for sample in samples)
+    cached = sum(sample.prefix_cache_info.cached_tokens for sample in samples)
+    asked = sum(sample.prefix_cache_info.total_prompt_tokens for sample in samples)
+    return {
+        "rollout/response_len/mean": float(lengths.mean()),
+        "rollout/response_len/median": float(np.median(lengths)),
+        "rollout/response_len/max": float(lengths.max()),
+        "rollout/response_len/min": float(lengths.min()),
+        "rollout/truncated_ratio": truncated / len(samples),
+        "rollout/prefix_cache_hit_rate": cached / asked if asked else 0.0,
+        "perf/rollout_time": seconds,
+        "perf/effective_tokens_per_second": float(lengths.sum()) / seconds if seconds else None,
+    }

@@ -1,0 +1,89 @@
+"""Rollout stage: read the plan's slice of the prompts, let the engine answer, write one shard of samples.
+
+Finished groups are journalled as they come, so that after a kill nothing is asked twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from slime_stages.content import content_digest
+from slime_stages.journal import Journal
+from slime_stages.lineage import rollout_inputs, shard_manifest_path
+from slime_stages.plugins import load_function
+from slime_stages.prompts.table import read_prompt_table
+from slime_stages.rundir import RunDir
+from slime_stages.sample import Sample
+from slime_stages.sample_table import write_samples
+from slime_stages.schema import ROLLOUT
+from slime_stages.stage import Stage, StageCall, open_stage, read_config, read_run_plan
+from stages.rollout.ask import GENERATE_SIGNATURE, Generation, new_group
+from stages.rollout.engines import ready_engine
+from stages.rollout.metrics import rollout_counts, rollout_metrics
+
+
+def run(call: StageCall) -> Path:
+    """Make shard `call.shard` of iteration `call.iteration`; returns the path of its manifest."""
+    run_dir = RunDir(call.run)
+    plan = read_run_plan(run_dir, call.iteration, call.split)
+    config = read_config(run_dir, plan.config_revision)
+    path = shard_manifest_path(run_dir, plan, "rollout", call.shard)
+    stage = open_stage(call, rollout_inputs(run_dir, plan), plan=plan, config=config, path=path)
+    if stage is None:
+        return path
+
+    with Journal(
+        run_dir.journal_path(call.iteration, call.shard or 0, call.split),
+        iteration=call.iteration,
+        shard=call.shard or 0,
+        fingerprint=f"{plan.digest} {stage.inputs['weights']} {stage.config_digest}",
+    ) as journal:
+        groups = _finish_groups(stage, journal)
+        manifest = _write(stage, [sample for group in groups for sample in group])
+        journal.discard()
+    return manifest
+
+
+def _finish_groups(stage: Stage, journal: Journal) -> list[list[Sample]]:
+    """Every group of the shard, in the order of the plan: from the journal, or asked for now."""
+    shard = stage.plan.shards[stage.call.shard or 0]
+    prompts = read_prompt_table(stage.run.prompts_path(stage.call.split))
+    groups = {group[0].group_index: group for group in journal.finished_groups()}
+    missing = [position for position in range(shard.start, shard.stop) if position not in groups]
+    if missing:
+        new = [new_group(stage.plan, stage.config, prompts, position) for position in missing]
+        custom = stage.config.rollout.custom_generate_function_path
+        generate = load_function(custom, like=GENERATE_SIGNATURE) if custom else None
+        with stage.timed("engine"):
+            engine = ready_engine(stage)
+        with engine, stage.timed("generate"):
+            generation = Generation(stage=stage, engine=engine, generate=generate, record=journal.append)
+            for group in asyncio.run(generation.finish(new, already_done=len(groups))):
+                groups[group[0].group_index] = group
+    return [groups[position] for position in range(shard.start, shard.stop)]
+
+
+def _write(stage: Stage, samples: list[Sample]) -> Path:
+    shard, plan = stage.call.shard or 0, stage.plan
+    name = stage.run.shard_path("rollout", plan.iteration, shard, plan.shard_count, stage.call.split).name
+    temporary = stage.temporary(name)
+    with stage.timed("write"):
+        write_samples(
+            temporary,
+            samples,
+            iteration=plan.iteration,
+            shard=shard,
+            split=stage.call.split,
+            metadata={"run_id": plan.run_id, "policy_version": str(plan.policy_version), **stage.inputs},
+        )
+        content = content_digest(temporary, ROLLOUT)
+    return stage.commit(
+        data=temporary,
+        name=name,
+        rows=len(samples),
+        tokens=sum(len(sample.tokens) for sample in samples),
+        content=content,
+        counts=rollout_counts(samples, issued=plan.shards[shard].stop - plan.shards[shard].start),
+        metrics=rollout_metrics(samples, stage.seconds.get("generate", 0.0)),
+    )

@@ -1,0 +1,144 @@
+"""The samples of an iteration with their rewards, in batch order, and which of them cannot be trained on, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from slime_stages.config import Config
+from slime_stages.errors import DataError, SlimeStagesError
+from slime_stages.lineage import command, committed, shard_manifest_path
+from slime_stages.manifest import check_data
+from slime_stages.plan import Plan
+from slime_stages.rundir import RunDir
+from slime_stages.schema import REWARD, ROLLOUT
+from slime_stages.shards import flat_lists, read_shard
+from stages.train.algorithm.conversion import SampleColumns, TrainBatch, convert_samples
+from stages.train.algorithm.rewards import post_process_rewards
+
+ROLLOUT_COLUMNS = (
+    "shard",
+    "row",
+    "index",
+    "group_index",
+    "rollout_id",
+    "tokens",
+    "total_length",
+    "response_length",
+    "loss_mask",
+    "rollout_log_probs",
+    "status",
+    "remove_sample",
+    "weight_versions",
+    "metadata",
+)
+NO_REWARD, NO_TOKENS = "no_reward", "no_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationBatch:
+    """Everything the trainer needs of an iteration. S samples, in the order of `index`."""
+
+    table: pa.Table
+    """[S] rows of the rollout shards, the columns that training reads."""
+    raw_rewards: NDArray[np.float64]
+    """[S] NaN where there is none."""
+    drop_reasons: list[str | None]
+    """[S] why a sample is not trained on; it keeps its place in its step, with mask 0."""
+    batch: TrainBatch
+
+    @property
+    def sample_count(self) -> int:
+        return len(self.drop_reasons)
+
+
+def read_iteration(run: RunDir, plan: Plan, config: Config) -> IterationBatch:
+    """Read all shards of the iteration. DataError, with the command that mends it, for one that is not as committed."""
+    rollout = pa.concat_tables([_read(run, plan, "rollout", shard) for shard in range(plan.shard_count)])
+    reward = pa.concat_tables([_read(run, plan, "reward", shard) for shard in range(plan.shard_count)])
+    if not rollout.select(["shard", "row"]).equals(reward.select(["shard", "row"])):
+        raise DataError(
+            f"iteration {plan.iteration} has {len(rollout)} samples and {len(reward)} rewards, not one for each",
+            hint=command(run, "reward", plan.iteration, 0, force=True),
+        )
+    rollout = rollout.append_column("reward", reward["reward"])
+    order = pc.sort_indices(rollout, sort_keys=[("index", "ascending"), ("shard", "ascending"), ("row", "ascending")])
+    return batch_of(rollout.take(order), config)
+
+
+def batch_of(table: pa.Table, config: Config) -> IterationBatch:
+    """The batch of samples that stand in batch order, with their rewards as a column."""
+    algorithm = config.algorithm
+    raw = table["reward"].to_numpy().astype(np.float64)
+    if algorithm.null_reward != "drop":
+        raw = np.where(np.isnan(raw), float(algorithm.null_reward), raw)
+    reasons = _drop_reasons(table, raw)
+    kept = np.array([reason is None for reason in reasons], bool)
+    groups = table["group_index"].to_numpy()
+    rewards = np.zeros(len(table), np.float32)
+    rewards[kept] = post_process_rewards(
+        raw[kept],
+        groups[kept],
+        advantage_estimator=algorithm.advantage_estimator,
+        rewards_normalization=algorithm.rewards_normalization,
+        grpo_std_normalization=algorithm.grpo_std_normalization and config.rollout.n_samples_per_prompt > 1,
+    )
+    samples = SampleColumns(
+        index=table["index"].to_numpy(),
+        group_index=groups,
+        rollout_id=table["rollout_id"].to_pylist(),
+        tokens=list_rows(table["tokens"]),
+        response_length=table["response_length"].to_numpy(),
+        loss_mask=list_rows(table["loss_mask"]),
+        status=table["status"].to_pylist(),
+        reward=np.nan_to_num(raw),
+        remove_sample=(table["remove_sample"].to_numpy(zero_copy_only=False) | ~kept).tolist(),
+        rollout_log_probs=list_rows(table["rollout_log_probs"]),
+        raw_reward_override=_raw_rewards(table["metadata"]),
+    )
+    return IterationBatch(table=table, raw_rewards=raw, drop_reasons=reasons, batch=convert_samples(samples, rewards))
+
+
+def list_rows(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:
+    """The rows of a list column as views of one flat array; None for null."""
+    flat, offsets = flat_lists(column)
+    valid = column.is_valid().to_numpy()
+    bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), valid.tolist(), strict=True)
+    return [flat[start:stop] if given else None for start, stop, given in bounds]
+
+
+def _read(run: RunDir, plan: Plan, stage: str, shard: int) -> pa.Table:
+    schema, columns = (ROLLOUT, ROLLOUT_COLUMNS) if stage == "rollout" else (REWARD, ("shard", "row", "reward"))
+    path = shard_manifest_path(run, plan, stage, shard)
+    try:
+        return read_shard(check_data(path, committed(run, plan, stage, shard)), schema, columns)
+    except SlimeStagesError as error:
+        error.hint = command(run, stage, plan.iteration, shard)
+        raise
+
+
+def _drop_reasons(table: pa.Table, raw_rewards: NDArray[np.float64]) -> list[str | None]:
+    reasons: list[str | None] = []
+    lengths, statuses = table["response_length"].to_pylist(), table["status"].to_pylist()
+    for length, status, reward in zip(lengths, statuses, raw_rewards.tolist(), strict=True):
+        if length == 0:
+            reasons.append(NO_TOKENS if status not in ("aborted", "failed") else status)
+        elif np.isnan(reward):
+            reasons.append(status if status in ("aborted", "failed") else NO_REWARD)
+        else:
+            reasons.append(None)
+    return reasons
+
+
+def _raw_rewards(metadata: pa.ChunkedArray) -> Sequence[float | None] | None:
+    texts = metadata.to_pylist()
+    if not any('"raw_reward"' in text for text in texts):
+        return None
+    return [orjson.loads(text).get("raw_reward") for text in texts]

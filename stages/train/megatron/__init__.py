@@ -1,0 +1,1 @@
+"""The trainer: Megatron-Core on CUDA, and on a machine without it."""

@@ -1,0 +1,253 @@
+"""Save and load Megatron torch_dist checkpoints: weights, optimiser, schedule, random generators, iteration.
+
+A save is in three steps, each by rename, so that a kill at any moment leaves nothing half written under a real name:
+
+1. all ranks write the model's weights into a temporary folder, which becomes `iter_0000013`: a whole torch_dist
+   checkpoint of the model, from which other stages may go on;
+2. the optimiser's files join it and its metadata is replaced: an ordinary Megatron checkpoint;
+3. `checkpoint.json` says that it is complete, then the tracker names it.
+
+A folder that stopped before step 3 is not resumed from, and the next save of that iteration replaces it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch.distributed
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+
+from slime_stages.commit import fsync_path
+from slime_stages.errors import InternalError, SlimeStagesError
+from slime_stages.weights.checkpoints import (
+    MODEL,
+    OPTIMIZER,
+    CheckpointRecord,
+    check_checkpoint,
+    iteration_folder,
+    read_record,
+    write_record,
+    write_tracker,
+)
+from slime_stages.weights.folders import fsync_folder, new_temporary_folder, remove_dead_folders, replace_folder
+from stages.train.megatron.async_writer import PARTS, Plan, PlanningStrategy, Writer, split_buckets, write_metadata
+from stages.train.megatron.optimizer_state import load_optimizer_state, sharded_optimizer_state
+from stages.train.megatron.rng_state import KEY as RNG
+from stages.train.megatron.rng_state import restore_rng_state, sharded_rng_state
+
+SCHEDULE = "opt_param_scheduler"
+"""Megatron's own key."""
+
+
+class Trainable(Protocol):
+    """What is saved: a `Trainer`."""
+
+    model: Any
+    """Megatron's DistributedDataParallel around the model, or a list of them, one a virtual pipeline stage."""
+
+    optimizer: Any
+
+    scheduler: Any
+
+
+def save(trainer: Trainable, folder: Path, iteration: int, *, background: bool) -> PendingSave:
+    """Start to save; all ranks must call it, then `wait`. In the background a forked process of each rank writes the
+    state as it is now, while the caller may go on training."""
+    target = iteration_folder(folder, iteration)
+    folders = _temporary_folders(target)
+    strategy = PlanningStrategy()
+    request = dist_checkpointing.save(
+        _state(trainer, iteration), str(folders[MODEL]), sharded_strategy=_parallel(strategy), async_sharded_save=True
+    )
+    plan = Plan(buckets=split_buckets(request), folders=folders, transforms=strategy.writer.transforms)
+    return PendingSave(target, iteration, strategy, plan, background=background)
+
+
+class PendingSave:
+    """A save on its way to the disk. Its methods are collective: all ranks call them, in the same order."""
+
+    def __init__(
+        self, target: Path, iteration: int, strategy: PlanningStrategy, plan: Plan, *, background: bool
+    ) -> None:
+        self._target = target
+        self._iteration = iteration
+        self._strategy = strategy
+        self._folders = plan.folders
+        self._committed: list[str] = []
+        self._results: list[Any] = []
+        self._writer = Writer(plan, background=background)
+
+    def wait_for_weights(self) -> Path:
+        """Return the checkpoint's folder once the model's weights can be read from it."""
+        if MODEL not in self._committed:
+            self._finish_part(MODEL)
+        return self._target
+
+    def wait(self) -> Path:
+        """Return the checkpoint's folder once it is complete and named by the tracker."""
+        self.wait_for_weights()
+        if OPTIMIZER not in self._committed:
+            self._finish_part(OPTIMIZER)
+        return self._target
+
+    def _finish_part(self, part: str) -> None:
+        outcome = self._writer.outcome(part)
+        gathered: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(gathered, outcome)
+        errors = [each for each in gathered if isinstance(each, Exception)]
+        if errors:
+            self._abandon()
+            raise _worst(errors)
+        if torch.distributed.get_rank() == 0:
+            self._results += [result for results in gathered for result in results]
+            write_metadata(self._folders[part], self._strategy, self._results)
+            (self._commit_model if part == MODEL else self._commit_optimizer)()
+        self._committed.append(part)
+        torch.distributed.barrier()
+
+    def _commit_model(self) -> None:
+        config = dist_checkpointing.core.CheckpointingConfig("torch_dist", 1)
+        dist_checkpointing.core.save_config(config, str(self._folders[MODEL]))
+        write_record(self._folders[MODEL], self._record([MODEL]))
+        fsync_folder(self._folders[MODEL], already_durable=self._files())
+        replace_folder(self._folders[MODEL], self._target)
+
+    def _commit_optimizer(self) -> None:
+        folder = self._folders[OPTIMIZER]
+        record = self._record([MODEL, OPTIMIZER])
+        for path in sorted(folder.glob("*.distcp")):
+            path.rename(self._target / path.name)
+        (folder / ".metadata").replace(self._target / ".metadata")
+        fsync_path(self._target)
+        write_record(self._target, record)
+        write_tracker(self._target.parent, self._iteration)
+        folder.rmdir()
+
+    def _record(self, parts: list[str]) -> CheckpointRecord:
+        places = [self._folders[OPTIMIZER], self._folders[MODEL], self._target]
+        sizes = {}
+        for name in self._files():
+            path = next(place / name for place in places if (place / name).exists())
+            sizes[name] = path.stat().st_size
+        return CheckpointRecord(iteration=self._iteration, parts=parts, layout=parallel_layout(), file_bytes=sizes)
+
+    def _files(self) -> list[str]:
+        return sorted({result.storage_data.relative_path for result in self._results})
+
+    def _abandon(self) -> None:
+        torch.distributed.barrier()
+        if torch.distributed.get_rank() == 0:
+            for path in self._folders.values():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a checkpoint said beside the tensors."""
+
+    iteration: int
+
+    with_rng: bool
+    """False if the parallel layout is another than the one that was saved; the generators then keep their state."""
+
+
+def load(trainer: Trainable, folder: Path, iteration: int, *, with_optimizer: bool = True) -> Restored:
+    """Load a checkpoint in place, also one that another parallel layout wrote; all ranks must call it."""
+    checkpoint = iteration_folder(folder, iteration)
+    check_checkpoint(checkpoint, part=OPTIMIZER if with_optimizer else MODEL)
+    record = read_record(checkpoint)
+    with_rng = with_optimizer and record is not None and record.layout == parallel_layout()
+    models = _model_state(trainer)
+    wanted = dict(models)
+    if with_optimizer:
+        wanted[OPTIMIZER] = sharded_optimizer_state(trainer.optimizer, _only_or_all(models), is_loading=True)
+    if with_rng:
+        wanted[RNG] = sharded_rng_state()
+    loaded = dist_checkpointing.load(wanted, str(checkpoint))
+    for name, chunk in _chunks(trainer).items():
+        chunk.load_state_dict(loaded[name])
+    if with_optimizer:
+        load_optimizer_state(trainer.optimizer, loaded[OPTIMIZER])
+        _load_schedule(trainer.scheduler, loaded[SCHEDULE])
+    else:
+        trainer.optimizer.reload_model_params()
+    if with_rng:
+        restore_rng_state(loaded[RNG])
+    return Restored(iteration=loaded["iteration"], with_rng=with_rng)
+
+
+def parallel_layout() -> dict[str, int]:
+    """Sizes of the parallel groups of this process."""
+    return {
+        "tensor": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
+        "context": parallel_state.get_context_parallel_world_size(),
+        "expert": parallel_state.get_expert_model_parallel_world_size(),
+        "data": parallel_state.get_data_parallel_world_size(),
+    }
+
+
+def _load_schedule(scheduler: Any, state: dict[str, Any]) -> None:
+    """Go on counting where the checkpoint stopped, by the learning rate and weight decay of the config in force."""
+    scheduler.override_opt_param_scheduler = True
+    scheduler.use_checkpoint_opt_param_scheduler = False
+    scheduler.num_steps = 0
+    scheduler.load_state_dict(state)
+
+
+def _state(trainer: Trainable, iteration: int) -> dict[str, Any]:
+    models = _model_state(trainer)
+    return {
+        **models,
+        OPTIMIZER: sharded_optimizer_state(trainer.optimizer, _only_or_all(models), is_loading=False),
+        SCHEDULE: trainer.scheduler.state_dict(),
+        RNG: sharded_rng_state(),
+        "iteration": iteration,
+        "checkpoint_version": 3.0,
+    }
+
+
+def _model_state(trainer: Trainable) -> dict[str, Any]:
+    return {name: chunk.sharded_state_dict() for name, chunk in _chunks(trainer).items()}
+
+
+def _chunks(trainer: Trainable) -> dict[str, Any]:
+    """The models without their data parallel wrapper, under Megatron's keys."""
+    if not isinstance(trainer.model, list):
+        return {"model": trainer.model.module}
+    if len(trainer.model) == 1:
+        return {"model": trainer.model[0].module}
+    return {f"model{index}": wrapped.module for index, wrapped in enumerate(trainer.model)}
+
+
+def _only_or_all(models: dict[str, Any]) -> Any:
+    """The optimiser takes the one model's state, or that of all virtual stages by name."""
+    return models.get("model", models)
+
+
+def _temporary_folders(target: Path) -> dict[str, Path]:
+    """One for each part, of the same names on all ranks; leftovers of dead attempts are removed."""
+    names: list[Any] = [None]
+    if torch.distributed.get_rank() == 0:
+        remove_dead_folders(target.parent)
+        names = [{part: new_temporary_folder(target.with_name(f"{target.name}.{part}")) for part in PARTS}]
+    torch.distributed.broadcast_object_list(names, src=0)
+    folders: dict[str, Path] = names[0]
+    return folders
+
+
+def _parallel(strategy: PlanningStrategy) -> Any:
+    """Data parallel ranks hold the same weights: each writes a share of them."""
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    if group.size() == 1:
+        return strategy
+    return FullyParallelSaveStrategyWrapper(strategy, group)
+
+
+def _worst(errors: list[Exception]) -> Exception:
+    known = [error for error in errors if isinstance(error, SlimeStagesError)]
+    return known[0] if known else InternalError(f"cannot write the checkpoint: {errors[0]!r}")

@@ -1,0 +1,141 @@
+"""The policy on its way through training: loaded from the checkpoint of its version, saved as the next one."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+import xxhash
+
+from slime_stages.config import Config
+from slime_stages.errors import InternalError, MissingInputError
+from slime_stages.lineage import command
+from slime_stages.stage import Stage, defer
+from slime_stages.weights.checkpoints import is_complete, iteration_folder
+from slime_stages.weights.folders import has_live_writer
+from stages.train.batch import IterationBatch
+from stages.train.megatron import checkpoint
+from stages.train.megatron.packing import PackedSample, pack_samples
+from stages.train.megatron.settings import TrainerSettings
+from stages.train.megatron.step import Trainer
+
+BACKGROUND_VARIABLE = "SLIME_STAGES_BACKGROUND_WRITES"
+CHECKPOINT_WAIT_SECONDS = 600.0
+PROBE_COUNT, PROBE_TOKENS = 4, 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPolicy:
+    """What training made of the policy."""
+
+    version: int
+    content: str
+    """Digest of all parameters."""
+    probes: list[dict[str, Any]]
+    """A few sequences with the trained model's log-probs, for whoever publishes its weights to check them by."""
+
+
+def load_policy(stage: Stage) -> Trainer:
+    """The trainer as the iteration before left it; at the beginning, with the weights that the run began with."""
+    version = stage.plan.policy_version
+    settings = trainer_settings(stage.config)
+    if version > 0:
+        _wait_for_checkpoint(stage, version)
+    trainer = Trainer(stage.run.weights_path(0), settings, load_weights=version == 0)
+    if version > 0:
+        checkpoint.load(trainer, stage.run.checkpoints_path, version)
+    return trainer
+
+
+def save_policy(stage: Stage, trainer: Trainer, data: IterationBatch) -> SavedPolicy:
+    """Save the next version's checkpoint. Where processes may outlive their stage, the optimizer's part follows."""
+    version = stage.plan.policy_version + 1
+    background = stage.config.checkpoint.async_save
+    pending = checkpoint.save(trainer, stage.run.checkpoints_path, version, background=background)
+    content = parameter_digest(trainer)
+    probes = probe(trainer, choose_probes(data))
+    pending.wait_for_weights()
+    if background and os.environ.get(BACKGROUND_VARIABLE) and torch.distributed.get_world_size() == 1:
+        defer(pending.wait)
+    else:
+        pending.wait()
+    return SavedPolicy(version=version, content=content, probes=probes)
+
+
+def trainer_settings(config: Config) -> TrainerSettings:
+    """The trainer's settings; its schedule counts rollouts, ours optimizer steps."""
+    optimizer, train, unit = config.optimizer, config.train, config.global_batch_size
+    decay = {} if optimizer.lr_decay_iters is None else {"lr_decay_steps": optimizer.lr_decay_iters * unit}
+    return TrainerSettings(
+        tensor_model_parallel_size=train.tensor_model_parallel_size,
+        dtype="bfloat16" if train.bf16 else "float32",
+        lr=optimizer.lr,
+        min_lr=optimizer.min_lr,
+        lr_warmup_steps=optimizer.lr_warmup_iters * unit,
+        lr_decay_style=optimizer.lr_decay_style,
+        weight_decay=optimizer.weight_decay,
+        adam_beta1=optimizer.adam_beta1,
+        adam_beta2=optimizer.adam_beta2,
+        adam_eps=optimizer.adam_eps,
+        clip_grad=optimizer.clip_grad,
+        use_distributed_optimizer=train.use_distributed_optimizer,
+        rollout_temperature=config.rollout.rollout_temperature,
+        seed=train.seed,
+        **decay,
+    )
+
+
+def parameter_digest(trainer: Trainer) -> str:
+    """xxh3-128 over the parameters of all ranks, in the order of their names."""
+    state = xxhash.xxh3_128()
+    for name, parameter in sorted(trainer.model.module.named_parameters()):
+        state.update(name.encode())
+        state.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+    digests: list[str] = [""] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(digests, state.hexdigest())
+    return xxhash.xxh3_128_hexdigest("".join(digests).encode()) if len(digests) > 1 else digests[0]
+
+
+def choose_probes(data: IterationBatch) -> list[PackedSample]:
+    """The first few samples that have a response, cut to a length that is quick to check."""
+    probes = []
+    for tokens, length in zip(data.batch.tokens, data.batch.response_lengths.tolist(), strict=True):
+        if length and len(probes) < PROBE_COUNT and len(tokens) - length < PROBE_TOKENS:
+            cut = tokens[:PROBE_TOKENS]
+            probes.append(PackedSample(tokens=cut, response_length=length - (len(tokens) - len(cut))))
+    return probes
+
+
+def probe(trainer: Trainer, chosen: list[PackedSample]) -> list[dict[str, Any]]:
+    """The sequences with the trained model's log-probs; all ranks call it."""
+    log_probs = trainer.log_probs([pack_samples([sample]) for sample in chosen])
+    return [
+        {
+            "tokens": sample.tokens.tolist(),
+            "response_length": sample.response_length,
+            "temperature": trainer.settings.rollout_temperature,
+            "log_probs": [round(value, 7) for value in values.double().tolist()],
+        }
+        for sample, values in zip(chosen, log_probs, strict=True)
+    ]
+
+
+def _wait_for_checkpoint(stage: Stage, version: int) -> None:
+    """The optimizer's part of the last checkpoint may still be on its way to the disk."""
+    folder = iteration_folder(stage.run.checkpoints_path, version)
+    deadline = time.monotonic() + CHECKPOINT_WAIT_SECONDS
+    while not is_complete(folder):
+        if not has_live_writer(folder):
+            if is_complete(folder):
+                return
+            raise MissingInputError(
+                f"checkpoint {folder} is not whole: the process that wrote it is gone",
+                hint=command(stage.run, "train", version - 1, None, force=True),
+            )
+        if time.monotonic() > deadline:
+            raise InternalError(f"checkpoint {folder} was not written within {CHECKPOINT_WAIT_SECONDS:.0f} s")
+        time.sleep(0.1)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from slime_stages.errors import DataError, MissingInputError
+from slime_stages.weights.mapping.layout import WeightLayout, read_huggingface_config, weight_layout
+from slime_stages.weights.mapping.names import megatron_names, weight_rule
+from slime_stages.weights.mapping.reader import HuggingFaceReader
+from slime_stages.weights.mapping.tensors import cut_shard, join_shards, join_tensors, to_huggingface, to_megatron
+
+LAYOUT = WeightLayout(num_layers=2, num_attention_heads=4, num_query_groups=2, kv_channels=1, tie_word_embeddings=True)
+QKV = "decoder.layers.0.self_attention.linear_qkv.weight"
+GATE_UP = "decoder.layers.0.mlp.linear_fc1.weight"
+
+
+def column(*values: int) -> torch.Tensor:
+    return torch.tensor(values).reshape(-1, 1)
+
+
+def test_queries_keys_and_values_are_interleaved_by_key_value_head() -> None:
+    whole = join_tensors(weight_rule(QKV), [column(1, 2, 3, 4), column(10, 20), column(100, 200)], LAYOUT)
+
+    assert whole.flatten().tolist() == [1, 2, 10, 100, 3, 4, 20, 200]
+
+
+def test_gate_and_up_are_each_cut_so_that_a_rank_holds_matching_rows() -> None:
+    rule = weight_rule(GATE_UP)
+    whole = join_tensors(rule, [column(1, 2), column(10, 20)], LAYOUT)
+
+    shards = [cut_shard(rule, whole, rank=rank, size=2) for rank in (0, 1)]
+
+    assert [shard.flatten().tolist() for shard in shards] == [[1, 10], [2, 20]]
+    assert join_shards(rule, shards).flatten().tolist() == [1, 2, 10, 20]
+
+
+def test_a_layer_on_a_later_pipeline_stage_keeps_its_global_number() -> None:
+    rule = weight_rule("decoder.layers.1.mlp.linear_fc2.weight", layer_offset=12)
+
+    assert rule.huggingface_names == ("model.layers.13.mlp.down_proj.weight",)
+    assert rule.kind == "column"
+
+
+def test_an_unknown_parameter_is_named_in_the_error() -> None:
+    with pytest.raises(DataError, match=r"decoder\.layers\.0\.mlp\.router\.weight"):
+        weight_rule("decoder.layers.0.mlp.router.weight")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_every_parameter_survives_the_way_to_megatron_shards_and_back(size: int) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+
+    def read(name: str) -> torch.Tensor:
+        rows = {"k_proj": 2, "v_proj": 2}.get(name.split(".")[-2], 4)
+        shape = (rows,) if name.endswith("bias") or "norm" in name else (rows, 4)
+        return tensors.setdefault(name, torch.randn(shape))
+
+    back: dict[str, torch.Tensor] = {}
+    for name in megatron_names(LAYOUT, qkv_bias=True, qk_layernorm=True):
+        shards = [to_megatron(name, read, LAYOUT, rank=rank, size=size) for rank in range(size)]
+        back.update(to_huggingface(name, shards, LAYOUT))
+
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[name], tensors[name]) for name in tensors)
+
+
+def test_the_output_layer_is_listed_only_when_embeddings_are_not_tied() -> None:
+    untied = WeightLayout(
+        num_layers=0, num_attention_heads=1, num_query_groups=1, kv_channels=1, tie_word_embeddings=False
+    )
+
+    assert list(megatron_names(untied, qkv_bias=False, qk_layernorm=False)) == [
+        "embedding.word_embeddings.weight",
+        "decoder.final_layernorm.weight",
+        "output_layer.weight",
+    ]
+
+
+def test_the_layout_falls_back_to_what_the_config_leaves_out() -> None:
+    layout = weight_layout({"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 32})
+
+    assert (layout.num_query_groups, layout.kv_channels, layout.tie_word_embeddings) == (4, 8, False)
+
+
+def test_an_unsupported_model_type_is_refused_with_the_list(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+
+    with pytest.raises(DataError) as error:
+        read_huggingface_config(tmp_path)
+
+    assert "'gpt2'" in error.value.message
+    assert error.value.hint is not None
+    assert "llama, qwen2, qwen3" in error.value.hint
+
+
+def test_tensors_are_read_from_the_files_that_the_index_lists(tmp_path: Path) -> None:
+    save_file({"a": torch.tensor([1.0])}, tmp_path / "model-1.safetensors")
+    save_file({"b": torch.tensor([2.0])}, tmp_path / "model-2.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    with HuggingFaceReader(tmp_path) as reader:
+        assert reader.names() == {"a", "b"}
+        assert reader.read("b").tolist() == [2.0]
+        with pytest.raises(DataError, match="no tensor c"):
+            reader.read("c")
+
+
+def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match=r"neither model\.safetensors nor"):
+        HuggingFaceReader(tmp_path)
