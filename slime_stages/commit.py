@@ -98,7 +98,7 @@ def create_file(path: Path, data: bytes) -> bool:
             os.link(temporary, path)
     except FileExistsError:
         # NFS says so too if its first answer to our link was lost
-        if not temporary.samefile(path):
+        if not _has_inode(path, temporary.stat().st_ino):
             return False
     finally:
         temporary.unlink(missing_ok=True)
@@ -114,19 +114,20 @@ def commit(data: Path, temporary: Path, manifest: Path, manifest_data: bytes) ->
     """
     fsync_path(temporary)
     claim = manifest.with_name(f"{CLAIM_PREFIX}{manifest.name}")
-    own = f"{temporary.name} {temporary.stat().st_ino}\n".encode() + manifest_data
+    inode = temporary.stat().st_ino
+    own = f"{temporary.name} {inode}\n".encode() + manifest_data
     while not _is_listed(manifest):
-        if create_file(claim, own):
-            if _is_listed(manifest):
-                break
-            if not _carry_out(own, claim, data, manifest):
+        content = own if create_file(claim, own) else _read(claim)
+        if content is None or _is_listed(manifest):
+            continue
+        done = _carry_out(content, claim, data, manifest)
+        if content is own:
+            if not done:
                 raise RetryableError(f"{temporary} went away before it was committed")
             return True
-        if (others := _read(claim)) is not None and _carry_out(others, claim, data, manifest):
-            break
     claim.unlink(missing_ok=True)
     temporary.unlink(missing_ok=True)
-    return False
+    return _has_inode(data, inode)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -22,7 +22,7 @@ from slime_stages.errors import DataError, MissingInputError
 from slime_stages.schema import ENUM, LOG_PROBS, MASK, TOKENS, Column, ShardSchema
 
 ROWS_PER_GROUP = 512
-KIND, VERSION = b"slime_stages.kind", b"slime_stages.schema_version"
+KIND, VERSION = "slime_stages.kind", "slime_stages.schema_version"
 
 
 class ShardWriter:
@@ -35,7 +35,7 @@ class ShardWriter:
         self.rows = 0
         self._path = path
         self._schema = schema
-        stamped: dict[bytes | str, str] = {KIND: schema.kind, VERSION: str(schema.version), **(metadata or {})}
+        stamped = {KIND: schema.kind, VERSION: str(schema.version), **(metadata or {})}
         arrow = schema.arrow.with_metadata(stamped)
         split = [f"{c.name}.list.element" for c in schema.columns if c.type in (TOKENS, LOG_PROBS)]
         self._writer = pq.ParquetWriter(
@@ -148,10 +148,10 @@ def open_shard(path: Path, schema: ShardSchema) -> pq.ParquetFile:
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     stamped = file.schema_arrow.metadata or {}
-    kind, version = stamped.get(KIND, b"").decode(), stamped.get(VERSION, b"0").decode()
+    kind, version = (stamped.get(key.encode(), b"").decode() or "unknown" for key in (KIND, VERSION))
     if kind != schema.kind or version != str(schema.version):
         raise DataError(
-            f"{path} is a shard of kind {kind or 'unknown'!r}, version {version}; "
+            f"{path} is a shard of kind {kind!r}, version {version}; "
             f"this needs {schema.kind!r}, version {schema.version}",
         )
     types = {field.name: field.type for field in file.schema_arrow}

@@ -6,6 +6,7 @@ files later. Each step finds out for itself whether it is done: a start that was
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +62,25 @@ def mend_run(run: RunDir) -> None:
 def prompt_settings(config: Config) -> dict[str, PromptSettings]:
     """What to read for training and for each evaluation set."""
     data, evaluation = config.data, config.eval
-    common = {
-        "metadata_key": data.metadata_key,
-        "apply_chat_template": data.apply_chat_template,
-        "apply_chat_template_kwargs": data.apply_chat_template_kwargs,
-    }
-    settings = {
-        "train": PromptSettings(
-            prompt_data=data.prompt_data,
-            input_key=data.input_key,
-            label_key=data.label_key,
-            tool_key=data.tool_key,
-            rollout_max_prompt_len=data.rollout_max_prompt_len,
-            **common,
-        )
-    }
+    training = PromptSettings(
+        prompt_data=data.prompt_data,
+        input_key=data.input_key,
+        label_key=data.label_key,
+        metadata_key=data.metadata_key,
+        tool_key=data.tool_key,
+        apply_chat_template=data.apply_chat_template,
+        apply_chat_template_kwargs=data.apply_chat_template_kwargs,
+        rollout_max_prompt_len=data.rollout_max_prompt_len,
+    )
+    settings = {"train": training}
     for name, path in evaluation.datasets:
-        settings[name] = PromptSettings(
+        settings[name] = replace(
+            training,
             prompt_data=(path,),
             input_key=evaluation.eval_input_key or data.input_key,
             label_key=evaluation.eval_label_key or data.label_key,
             tool_key=evaluation.eval_tool_key or data.tool_key,
-            **common,
+            rollout_max_prompt_len=None,
         )
     return settings
 

@@ -39,13 +39,12 @@ class CallState:
 
 def calls_of(run: RunDir, plan: Plan) -> Iterator[StageCall]:
     """The stage calls that make an iteration (or an evaluation), in an order in which they can run."""
-    common = {"run": run.root, "iteration": plan.iteration, "split": plan.split}
     for stage in ("rollout", "reward"):
         for shard in range(plan.shard_count):
-            yield StageCall(stage=stage, shard=shard, **common)
+            yield StageCall(stage=stage, run=run.root, iteration=plan.iteration, shard=shard, split=plan.split)
     if plan.split == "train":
         for stage in ("train", "sync"):
-            yield StageCall(stage=stage, **common)
+            yield StageCall(stage=stage, run=run.root, iteration=plan.iteration)
 
 
 def iteration_states(run: RunDir, plan: Plan, *, deep: bool = False) -> list[CallState]:

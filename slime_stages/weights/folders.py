@@ -12,6 +12,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from slime_stages.commit import TEMPORARY_PREFIX, fsync_path
@@ -19,7 +20,7 @@ from slime_stages.commit import TEMPORARY_PREFIX, fsync_path
 IDLE_SECONDS = 3600.0
 """A temporary folder of another host, whose processes we cannot see, counts as dead after so long without a change."""
 
-_OWNER = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?P<process>\d+)@(?P<host>.+)@[0-9a-f]+-.+")
+_OWNER = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?P<process>\d+)@(?P<host>.+)@[0-9a-f]+-(?P<name>.+)")
 
 
 def temporary_folder_name(target: Path) -> Path:
@@ -48,14 +49,11 @@ def fsync_folder(folder: Path, *, already_durable: Iterable[str] = ()) -> None:
 def replace_folder(temporary: Path, target: Path) -> None:
     """Put a finished folder in place of whatever lies there. A kill in between leaves no target, never half of one."""
     aside = temporary_folder_name(target)
-    try:
+    with suppress(FileNotFoundError):
         target.rename(aside)
-    except FileNotFoundError:
-        pass
-    else:
-        shutil.rmtree(aside, ignore_errors=True)
     temporary.rename(target)
     fsync_path(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_folder(folder: Path) -> None:
@@ -68,9 +66,7 @@ def remove_folder(folder: Path) -> None:
 
 def remove_dead_folders(parent: Path) -> list[Path]:
     """Delete the temporary folders of dead attempts below `parent`; returns them."""
-    if not parent.is_dir():
-        return []
-    dead = [path for path in parent.iterdir() if path.is_dir() and _is_dead(path)]
+    dead = [path for path in _entries(parent) if path.is_dir() and _is_dead(path)]
     for path in dead:
         shutil.rmtree(path, ignore_errors=True)
     return dead
@@ -78,17 +74,14 @@ def remove_dead_folders(parent: Path) -> list[Path]:
 
 def has_live_writer(target: Path) -> bool:
     """Whether a process that may be alive is writing `target`, or a part of it."""
-    names = re.compile(rf"{_OWNER.pattern.removesuffix('.+')}{re.escape(target.name)}(\\..+)?")
-    paths = list(target.parent.iterdir()) if target.parent.is_dir() else []
-    return any(names.fullmatch(path.name) and not _is_dead(path) for path in paths)
+    owned = [path for path in _entries(target.parent) if _owned_name(path).split(".")[0] == target.name]
+    return any(not _is_dead(path) for path in owned)
 
 
 def numbered_folders(parent: Path, pattern: str) -> dict[int, Path]:
     """The folders below `parent` whose names match `pattern`, whose first group is the number, in order."""
-    if not parent.is_dir():
-        return {}
     found = {}
-    for path in parent.iterdir():
+    for path in _entries(parent):
         match = re.fullmatch(pattern, path.name)
         if match and path.is_dir():
             found[int(match[1])] = path
@@ -103,6 +96,16 @@ def kept_numbers(numbers: Iterable[int], *, keep_last: int, keep_every: int | No
     if keep_every:
         kept |= {number for number in ordered if number % keep_every == 0}
     return kept
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _owned_name(path: Path) -> str:
+    """What a temporary folder is to become; empty if it is none."""
+    match = _OWNER.fullmatch(path.name)
+    return match["name"] if match else ""
 
 
 def _is_dead(folder: Path) -> bool:

@@ -8,7 +8,7 @@ import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_stages.config import Config
 from slime_stages.errors import SlimeStagesError, UsageError
@@ -19,8 +19,10 @@ from slime_stages.prompts.order import prompt_at, sampling_seed
 from slime_stages.prompts.table import PromptTable
 from slime_stages.sample import Sample, Status
 from slime_stages.sampling import sampling_of
-from slime_stages.serving import EngineClient
 from slime_stages.stage import Stage
+
+if TYPE_CHECKING:
+    from slime_stages.serving.client import EngineClient
 
 GENERATE_SIGNATURE = "generate(args, sample, sampling_params)"
 GenerateFn = Callable[..., Any]
@@ -66,6 +68,8 @@ class Generation:
 
     async def finish(self, groups: list[list[Sample]], *, already_done: int) -> list[list[Sample]]:
         """Every group with its responses, in the order given. One group is one task; its samples run together."""
+        from slime_stages.serving.client import EngineClient
+
         config = self.stage.config
         args = config.as_args()
         args.sglang_router_ip, args.sglang_router_port = self.engine.host, self.engine.port

@@ -94,7 +94,7 @@ def batch_of(table: pa.Table, config: Config) -> IterationBatch:
         index=table["index"].to_numpy(),
         group_index=groups,
         rollout_id=table["rollout_id"].to_pylist(),
-        tokens=list_rows(table["tokens"]),
+        tokens=[np.zeros(0, np.int32) if row is None else row for row in list_rows(table["tokens"])],
         response_length=table["response_length"].to_numpy(),
         loss_mask=list_rows(table["loss_mask"]),
         status=table["status"].to_pylist(),

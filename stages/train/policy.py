@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed
 import xxhash
@@ -45,7 +46,7 @@ def load_policy(stage: Stage) -> Trainer:
     settings = trainer_settings(stage.config)
     if version > 0:
         _wait_for_checkpoint(stage, version)
-    trainer = Trainer(stage.run.weights_path(0), settings, load_weights=version == 0)
+    trainer = Trainer(stage.run.weights_path(0), settings)
     if version > 0:
         checkpoint.load(trainer, stage.run.checkpoints_path, version)
     return trainer
@@ -69,8 +70,7 @@ def save_policy(stage: Stage, trainer: Trainer, data: IterationBatch) -> SavedPo
 def trainer_settings(config: Config) -> TrainerSettings:
     """The trainer's settings; its schedule counts rollouts, ours optimizer steps."""
     optimizer, train, unit = config.optimizer, config.train, config.global_batch_size
-    decay = {} if optimizer.lr_decay_iters is None else {"lr_decay_steps": optimizer.lr_decay_iters * unit}
-    return TrainerSettings(
+    settings = TrainerSettings(
         tensor_model_parallel_size=train.tensor_model_parallel_size,
         dtype="bfloat16" if train.bf16 else "float32",
         lr=optimizer.lr,
@@ -85,8 +85,10 @@ def trainer_settings(config: Config) -> TrainerSettings:
         use_distributed_optimizer=train.use_distributed_optimizer,
         rollout_temperature=config.rollout.rollout_temperature,
         seed=train.seed,
-        **decay,
     )
+    if optimizer.lr_decay_iters is None:
+        return settings
+    return replace(settings, lr_decay_steps=optimizer.lr_decay_iters * unit)
 
 
 def parameter_digest(trainer: Trainer) -> str:
@@ -102,10 +104,10 @@ def parameter_digest(trainer: Trainer) -> str:
 
 def choose_probes(data: IterationBatch) -> list[PackedSample]:
     """The first few samples that have a response, cut to a length that is quick to check."""
-    probes = []
+    probes: list[PackedSample] = []
     for tokens, length in zip(data.batch.tokens, data.batch.response_lengths.tolist(), strict=True):
         if length and len(probes) < PROBE_COUNT and len(tokens) - length < PROBE_TOKENS:
-            cut = tokens[:PROBE_TOKENS]
+            cut = np.asarray(tokens[:PROBE_TOKENS], np.int64)
             probes.append(PackedSample(tokens=cut, response_length=length - (len(tokens) - len(cut))))
     return probes
 

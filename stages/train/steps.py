@@ -41,7 +41,9 @@ class Steps:
 def train_steps(trainer: Trainer, data: IterationBatch, config: Config, *, title: str) -> Steps:
     """Take every optimizer step of the iteration. All ranks call it with the same data."""
     batch = data.batch
-    schedule = build_dp_schedule(batch.total_lengths, batch.rollout_ids, schedule_options(config, trainer))  # type: ignore[arg-type]
+    schedule = build_dp_schedule(
+        batch.total_lengths.tolist(), batch.rollout_ids.tolist(), schedule_options(config, trainer)
+    )
     step_of = _step_of(schedule, data.sample_count)
     backward = needs_backward(batch, config)
     objective = Objective(config=config, statistics=SampleStatistics.empty(data.sample_count))
@@ -86,10 +88,8 @@ def schedule_options(config: Config, trainer: Trainer) -> ScheduleOptions:
 
 def needs_backward(batch: TrainBatch, config: Config) -> NDArray[np.bool_]:
     """[S] whether the gradient of any loss term of the sample can differ from zero."""
-    masked = batch.loss_mask_sums == 0
-    if config.algorithm.entropy_coef:
-        return ~masked
-    return ~masked & (batch.rewards != 0)
+    needed: NDArray[np.bool_] = batch.loss_mask_sums > 0
+    return needed if config.algorithm.entropy_coef else needed & (batch.rewards != 0)
 
 
 def step_weights(batch: TrainBatch, positions: NDArray[np.int64], config: Config) -> dict[int, NDArray[np.float32]]:

@@ -140,7 +140,7 @@ def _write(bucket: Any, plan: Plan, part: str) -> list[Any]:
         [plan.transforms], 0, (str(path), name, data), SimpleNamespace(put=outcome.append), unused, use_fsync=True
     )
     _, results = outcome[0]
-    if isinstance(results, OSError) and results.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(results, OSError) and results.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         raise RetryableError(
             f"no space left to write {path.name} in {folder}",
             hint=f"df -h {folder}; free some space and type the same command again: what is committed stays",

@@ -1,17 +1,21 @@
 """SGLang plug-in: lets `--enable-deterministic-inference` run on a CPU.
 
-SGLang discovers it by its entry point in every process of the server. On a CPU torch's attention works one sequence
-at a time and so does not depend on the batch; matrix products do, which `enable_batch_invariant_mode` mends.
+SGLang finds it by its entry point in every process of the server. On a CPU torch's attention works one sequence at a
+time and so does not depend on the batch; products of matrices do, which `enable_batch_invariant_mode` mends.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 ROW_MULTIPLE = 8
-"""MKL takes other paths for products of few or odd rows; from this multiple on a row's bits do not depend on the others."""
+"""MKL computes few or odd rows in other ways; from this multiple on, a row's bits do not depend on the other rows."""
+
+BACKEND = "torch_native"
+ATTENTION = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 
 
 def register() -> None:
@@ -22,11 +26,12 @@ def register() -> None:
     )
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    add_deterministic_attention_backend_choices(["torch_native"])
-    add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
+    add_deterministic_attention_backend_choices([BACKEND])
+    add_radix_supported_deterministic_attention_backend_choices([BACKEND])
     HookRegistry.register(
         "sglang.srt.batch_invariant_ops.enable_batch_invariant_mode", enable_batch_invariant_mode, HookType.REPLACE
     )
+    HookRegistry.register(f"{ATTENTION}._run_sdpa_forward_decode", decode_by_length, HookType.AROUND)
 
 
 def enable_batch_invariant_mode(enable_bmm: bool = True) -> None:
@@ -44,7 +49,7 @@ def pad_rows(product: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
     @functools.wraps(product)
-    def padded(rows: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def padded(rows: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         missing = -rows.shape[0] % ROW_MULTIPLE if rows.dim() == 2 else 0
         if not missing or kwargs.get("out") is not None:
             return product(rows, *args, **kwargs)
@@ -52,3 +57,29 @@ def pad_rows(product: Callable[..., Any]) -> Callable[..., Any]:
         return product(longer, *args, **kwargs)[: rows.shape[0]]
 
     return padded
+
+
+def decode_by_length(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """Attention of one new token a sequence: all sequences of one length at once, with the same bits as one by one."""
+    import torch
+
+    query, output, keys, values, req_to_token, requests, lengths, *encoder_lengths = args
+    window = kwargs.get("sliding_window_size")
+    plain = keys.dtype == values.dtype == query.dtype and not kwargs.get("is_cross_attn") and window in (None, -1)
+    if not plain or any(length is not None for length in encoder_lengths):
+        return original(backend, *args, **kwargs)
+
+    rows_by_length = defaultdict(list)
+    for row, length in enumerate(lengths.tolist()):
+        rows_by_length[length].append(row)
+    for length, rows in rows_by_length.items():
+        slots = req_to_token[requests[rows], :length]
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query[rows].unsqueeze(2),
+            keys[slots].transpose(1, 2),
+            values[slots].transpose(1, 2),
+            enable_gqa=kwargs.get("enable_gqa", False),
+            scale=kwargs.get("scaling"),
+        )
+        output[rows] = attended.squeeze(2)
+    return output

@@ -68,6 +68,6 @@ def _finish(row: np.ndarray, scratch: np.ndarray) -> None:
         row *= np.uint32(factor)
 
 
-_LIBRARY = torch.library.Library("sgl_kernel", "FRAGMENT")
+_LIBRARY: Any = torch.library.Library("sgl_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
 _LIBRARY.impl("murmur_hash32_cpu", murmur_hash32_cpu, "CPU")

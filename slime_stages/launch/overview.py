@@ -1,0 +1,233 @@
+"""What a person asks of a run: what is committed, stale, missing or corrupt, how it went, and what to type next.
+
+Read from plans and manifests alone, so that it is quick however large the shards are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from slime_stages.errors import DataError, SlimeStagesError
+from slime_stages.launch.states import CallState, iteration_states
+from slime_stages.lineage import command
+from slime_stages.manifest import Manifest, read_manifest
+from slime_stages.rundir import RunDir
+from slime_stages.stage import read_run_plan
+
+STAGES = ("rollout", "reward", "train", "sync")
+STATES = ("corrupt", "stale", "missing", "committed")
+"""The worst first: a stage is as its worst shard."""
+HAS_REWARD = ("scored", "given")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOverview:
+    """One stage of an iteration, all its shards together."""
+
+    state: str
+    """Of its worst shard: corrupt, stale, missing or committed."""
+    shards: int
+    """Outputs it has; train and sync have one."""
+    counts: dict[str, int]
+    """Shards by state."""
+    seconds: float | None
+    """Wall clock of all its shards, added up; None if none is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """An output that is there and cannot be used as it is."""
+
+    title: str
+    """As in `reward 5/3`."""
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationOverview:
+    """An iteration, or an evaluation of a version of the weights. Figures are of the outputs that are there."""
+
+    iteration: int
+    """Of an evaluation: the version of the weights."""
+    split: str
+    stages: dict[str, StageOverview]
+    """By name; none where the plan cannot be read."""
+    samples: int
+    tokens: int
+    reward: float | None
+    """Mean over the samples that have one."""
+    truncated: float | None
+    """Share of samples that ran into a length limit."""
+    probs_diff: float | None
+    """Mean |p train - p rollout| over trained tokens."""
+    problems: tuple[Problem, ...]
+    next_command: str | None
+    """What makes its first missing, stale or corrupt output; None if it is complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOverview:
+    """A whole run."""
+
+    run: str
+    run_id: str
+    iterations: tuple[IterationOverview, ...]
+    evaluations: tuple[IterationOverview, ...]
+    next_command: str
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [problem for part in (*self.iterations, *self.evaluations) for problem in part.problems]
+
+
+def run_overview(run: RunDir) -> RunOverview:
+    """Every iteration and evaluation of the run, in order."""
+    numbers = run.iterations()
+    iterations = tuple(iteration_overview(run, number) for number in numbers if _is_planned_or_begun(run, number))
+    evaluations = tuple(
+        iteration_overview(run, number, split) for number in numbers for split in evaluation_names(run, number)
+    )
+    return RunOverview(
+        run=str(run.root),
+        run_id=run.run_id(),
+        iterations=iterations,
+        evaluations=evaluations,
+        next_command=_next_command(run, iterations, evaluations),
+    )
+
+
+def iteration_overview(run: RunDir, iteration: int, split: str = "train") -> IterationOverview:
+    """One iteration, or one evaluation; also where its plan is lost or broken, which is then its problem."""
+    try:
+        plan = read_run_plan(run, iteration, split)
+    except SlimeStagesError as error:
+        return _without_plan(run, iteration, split, error)
+    states = iteration_states(run, plan)
+    manifests: dict[str, list[Manifest]] = {item.call.stage: [] for item in states}
+    for item in states:
+        if (manifest := manifest_of(run, item, plan.shard_count)) is not None:
+            manifests[item.call.stage].append(manifest)
+    rollouts, trained = manifests["rollout"], manifests.get("train", [])
+    samples = sum(manifest.rows for manifest in rollouts)
+    return IterationOverview(
+        iteration=iteration,
+        split=split,
+        stages={stage: stage_overview(stage, states, found) for stage, found in manifests.items()},
+        samples=samples,
+        tokens=sum(manifest.tokens for manifest in rollouts),
+        reward=mean_reward(manifests["reward"]),
+        truncated=sum(m.counts.get("truncated", 0) for m in rollouts) / samples if samples else None,
+        probs_diff=trained[0].metrics.get("train/probs_diff") if trained else None,
+        problems=tuple(
+            Problem(title=item.call.title, state=item.state.kind, reason=item.state.reason.partition(": ")[2])
+            for item in states
+            if item.state.kind in ("stale", "corrupt")
+        ),
+        next_command=command_for(run, states),
+    )
+
+
+def evaluation_names(run: RunDir, version: int) -> list[str]:
+    """The sets that a version of the weights was, or is to be, evaluated on."""
+    folder = run.iteration_path(version) / "eval"
+    return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def manifest_of(run: RunDir, item: CallState, shard_count: int) -> Manifest | None:
+    """The manifest of one output, if there is one that can be read."""
+    if item.state.manifest is not None or item.state.kind == "missing":
+        return item.state.manifest
+    call = item.call
+    try:
+        return read_manifest(run.manifest_path(call.stage, call.iteration, call.shard, shard_count, call.split))
+    except SlimeStagesError:
+        return None  # its state says so
+
+
+def stage_overview(stage: str, states: Sequence[CallState], manifests: Sequence[Manifest]) -> StageOverview:
+    words = [state_word(item) for item in states if item.call.stage == stage]
+    counts = Counter(words)
+    return StageOverview(
+        state=min(words, key=STATES.index),
+        shards=len(words),
+        counts={state: counts[state] for state in STATES},
+        seconds=wall_seconds(manifests),
+    )
+
+
+def state_word(item: CallState) -> str:
+    """The word people see: what is fresh is `committed`."""
+    return "committed" if item.state.is_fresh else item.state.kind
+
+
+def mean_reward(manifests: Sequence[Manifest]) -> float | None:
+    """Mean over all samples with a reward; shards weigh by how many they have."""
+    pairs = [
+        (mean, sum(manifest.counts.get(status, 0) for status in HAS_REWARD))
+        for manifest in manifests
+        if (mean := manifest.metrics.get("rollout/raw_reward")) is not None
+    ]
+    count = sum(weight for _, weight in pairs)
+    return sum(mean * weight for mean, weight in pairs) / count if count else None
+
+
+def wall_seconds(manifests: Sequence[Manifest]) -> float | None:
+    spans = [datetime.fromisoformat(m.finished) - datetime.fromisoformat(m.started) for m in manifests if m.started]
+    return round(sum(span.total_seconds() for span in spans), 3) if spans else None
+
+
+def command_for(run: RunDir, states: Sequence[CallState]) -> str | None:
+    """What makes the first output that is not fresh, and its stage's other ones with it; None if all are."""
+    wanted = [item.call for item in states if not item.state.is_fresh]
+    if not wanted:
+        return None
+    first = wanted[0]
+    if first.split != "train":
+        return _eval_command(run, first.iteration)
+    alone = sum(call.stage == first.stage for call in wanted) == 1
+    return command(run, first.stage, first.iteration, first.shard if alone else None)
+
+
+def _without_plan(run: RunDir, iteration: int, split: str, error: SlimeStagesError) -> IterationOverview:
+    broken = isinstance(error, DataError)
+    remake = command(run, "rollout", iteration, None) if split == "train" else _eval_command(run, iteration)
+    title = f"plan {iteration}" + ("" if split == "train" else f" {split}")
+    return IterationOverview(
+        iteration=iteration,
+        split=split,
+        stages={},
+        samples=0,
+        tokens=0,
+        reward=None,
+        truncated=None,
+        probs_diff=None,
+        problems=(Problem(title=title, state="corrupt" if broken else "missing", reason=error.message),),
+        next_command=f"rm {run.plan_path(iteration, split)}" if broken else remake,
+    )
+
+
+def _next_command(
+    run: RunDir, iterations: Sequence[IterationOverview], evaluations: Sequence[IterationOverview]
+) -> str:
+    for part in iterations:
+        if part.next_command is not None:
+            return part.next_command
+    for part in evaluations:
+        # weights that retention has removed cannot be evaluated any more
+        if part.next_command is not None and run.weights_path(part.iteration).exists():
+            return part.next_command
+    return f"slime-stages iter --run {run.root} --n 1"
+
+
+def _is_planned_or_begun(run: RunDir, iteration: int) -> bool:
+    """Whether the folder is an iteration's; one that only holds evaluations is not."""
+    folder = run.iteration_path(iteration)
+    return run.plan_path(iteration).exists() or any((folder / stage).exists() for stage in STAGES)
+
+
+def _eval_command(run: RunDir, version: int) -> str:
+    return f"slime-stages eval --run {run.root} --iter {version}"

@@ -1,0 +1,177 @@
+"""The async client of an engine or router: token ids in, token ids with log-probs out, or an error that says why."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from slime_stages.errors import DataError, InternalError, RetryableError
+
+CONNECT_TIMEOUT_SECONDS = 30.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 10.0
+BUSY = (408, 425, 429)
+"""Client errors that pass by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOutput:
+    """One answer, checked. Shapes: R response tokens."""
+
+    text: str
+    """For people; training uses `output_ids`."""
+
+    output_ids: list[int]
+    """[R]"""
+
+    output_log_probs: list[float]
+    """[R] natural log of each token's probability after temperature, before top-p and top-k."""
+
+    finish_reason: str
+    """`stop`, `length` or `abort`."""
+
+    weight_version: str
+    """Of the weights that wrote the last token."""
+
+    meta_info: dict[str, Any]
+    """As answered, with all else the engine says."""
+
+
+class EngineClient:
+    """At most `concurrency` requests at a time to `url`; use it in `async with`."""
+
+    def __init__(self, url: str, *, vocab_size: int, concurrency: int = 512, timeout_seconds: float = 3600.0) -> None:
+        self.url = url.rstrip("/")
+        self.vocab_size = vocab_size
+        self.concurrency = concurrency
+        self.timeout_seconds = timeout_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> EngineClient:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self.concurrency),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        *,
+        rid: str,
+        routing_key: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> GenerateOutput:
+        """Continue `input_ids`.
+
+        DataError at once if the engine refuses; RetryableError once `timeout_seconds` have passed without an answer.
+        """
+        self._check_input(input_ids, rid)
+        body = {
+            "input_ids": list(input_ids),
+            "sampling_params": dict(sampling_params),
+            "return_logprob": True,
+            **(extra or {}),
+        }
+        headers = {"X-SMG-Routing-Key": routing_key} if routing_key else {}
+        return read_answer(await self._post_until_answered("/generate", body, headers, rid), rid)
+
+    async def prefill(self, input_ids: Sequence[int], *, rid: str, routing_key: str | None = None) -> None:
+        """Compute a prompt once, so that the samples of its group find it in the prefix cache."""
+        params = {"max_new_tokens": 0, "temperature": 1.0}
+        await self.generate(input_ids, params, rid=rid, routing_key=routing_key, extra={"return_logprob": False})
+
+    async def abort(self, rid: str) -> None:
+        """End the request `rid`, and others whose id begins so; it is answered with what it has."""
+        await self._post("/abort_request", {"rid": rid}, {})
+
+    async def abort_all(self) -> None:
+        """End every request of the engine, whoever sent it."""
+        await self._post("/abort_request", {"abort_all": True}, {})
+
+    def _check_input(self, input_ids: Sequence[int], rid: str) -> None:
+        """An id outside the vocabulary ends a server on a CPU, with every request in it."""
+        if not input_ids:
+            raise DataError(f"request {rid} has no input tokens", hint="look at the prompt and the chat template")
+        for position, token in enumerate(input_ids):
+            if not 0 <= token < self.vocab_size:
+                raise DataError(
+                    f"request {rid} has token {token} at position {position}; the vocabulary has {self.vocab_size}",
+                    hint="the tokenizer is not the model's: compare tokenizer and model in `hf-checkpoint`",
+                )
+
+    async def _post_until_answered(
+        self, path: str, body: dict[str, Any], headers: dict[str, str], rid: str
+    ) -> dict[str, Any]:
+        attempt, pause, last = 0, FIRST_PAUSE_SECONDS, "no answer"
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                while True:
+                    # the first try may still run in the engine, which refuses the same id twice
+                    body["rid"] = rid if attempt == 0 else f"{rid}.{attempt}"
+                    try:
+                        return await self._post(path, body, headers)
+                    except RetryableError as error:
+                        attempt, last = attempt + 1, error.message
+                    await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                    pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        except TimeoutError as error:
+            raise RetryableError(
+                f"request {rid} is unanswered after {self.timeout_seconds:g} s and {attempt + 1} tries: {last}",
+                hint="look at the engine's log, or raise --request-timeout-seconds",
+            ) from error
+
+    async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+        assert self._session is not None, "use the client in `async with`"
+        try:
+            async with self._session.post(self.url + path, json=body, headers=headers) as response:
+                if response.status == 200:
+                    return dict(await response.json(content_type=None) or {})
+                words = (await response.text())[:500]
+        except (aiohttp.ClientError, ConnectionError, ValueError) as error:
+            raise RetryableError(f"{self.url}{path} does not answer: {error or type(error).__name__}") from error
+        if response.status >= 500 or response.status in BUSY:
+            raise RetryableError(f"{self.url}{path} answers {response.status}: {words}")
+        raise DataError(f"{self.url}{path} refuses ({response.status}): {words}")
+
+
+def read_answer(answer: Mapping[str, Any], rid: str) -> GenerateOutput:
+    """The tokens of an answer of `/generate`; InternalError if ids and log-probs do not fit together."""
+    try:
+        meta_info = answer["meta_info"]
+        pairs = meta_info.get("output_token_logprobs") or []
+        log_probs, ids = [pair[0] for pair in pairs], [int(pair[1]) for pair in pairs]
+        finish_reason = meta_info["finish_reason"]["type"]
+    except (KeyError, TypeError, IndexError) as error:
+        raise InternalError(f"the answer to {rid} lacks {error}: {str(answer)[:300]}") from error
+    output_ids = answer.get("output_ids")
+    if pairs and output_ids is not None and list(output_ids) != ids:
+        raise InternalError(f"the answer to {rid} has {len(output_ids)} tokens, but log-probs of {len(ids)} others")
+    for position, value in enumerate(log_probs):
+        if not isinstance(value, float | int) or not math.isfinite(value):
+            raise InternalError(
+                f"the answer to {rid} has log-prob {value} at token {position}",
+                hint="the weights hold values that are not finite, or overflow in the engine's dtype",
+            )
+    return GenerateOutput(
+        text=answer.get("text") or "",
+        output_ids=ids,
+        output_log_probs=[float(value) for value in log_probs],
+        finish_reason=finish_reason,
+        weight_version=str(meta_info.get("weight_version", "")),
+        meta_info=dict(meta_info),
+    )

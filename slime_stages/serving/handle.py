@@ -1,0 +1,81 @@
+"""Control calls to a running engine, whoever started it. Blocking, with a deadline each, past any proxy."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from slime_stages.errors import DataError, InternalError, RetryableError
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class EngineHandle:
+    """An engine by its address."""
+
+    def __init__(self, url: str, *, timeout_seconds: float = 30.0) -> None:
+        self.url = url.rstrip("/")
+        self.timeout_seconds = timeout_seconds
+
+    def is_healthy(self) -> bool:
+        """True if the engine generates: `/health` makes it answer one token when it is idle."""
+        try:
+            self._call("GET", "/health")
+        except (RetryableError, DataError):
+            return False
+        return True
+
+    def version(self) -> str:
+        """The weight version that the engine would put on a sample now."""
+        return str(self.model_info()["weight_version"])
+
+    def model_info(self) -> dict[str, Any]:
+        return dict(self._call("GET", "/model_info"))
+
+    def server_info(self) -> dict[str, Any]:
+        """The engine's resolved arguments and its state."""
+        return dict(self._call("GET", "/server_info"))
+
+    def update_weights(self, path: Path, version: str, *, timeout_seconds: float = 1800.0) -> None:
+        """Load the Hugging Face folder `path` as `version` and verify it; on refusal the old weights stay in place."""
+        body = {"model_path": str(path), "weight_version": version, "flush_cache": True}
+        self._call("POST", "/update_weights_from_disk", body, timeout_seconds=timeout_seconds)
+        if (found := self.version()) != version:
+            raise InternalError(
+                f"{self.url} answers weight version {found} after loading {version} from {path}",
+                hint="restart the engine: its weights are of unknown version",
+            )
+        self.flush_cache()
+
+    def flush_cache(self) -> None:
+        """Forget every prefix: none of them was computed with the weights of now."""
+        self._call("POST", "/flush_cache")
+
+    def abort_all(self) -> None:
+        """End every request; each is answered with what it has and finish reason `abort`."""
+        self._call("POST", "/abort_request", {"abort_all": True})
+
+    def _call(
+        self, method: str, path: str, body: dict[str, object] | None = None, *, timeout_seconds: float | None = None
+    ) -> Any:
+        data = json.dumps(body or {}).encode() if method == "POST" else None
+        request = urllib.request.Request(
+            self.url + path, data=data, method=method, headers={"Content-Type": "application/json"}
+        )
+        try:
+            with _OPENER.open(request, timeout=timeout_seconds or self.timeout_seconds) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            words = error.read().decode(errors="replace")[:500]
+            if error.code >= 500:
+                raise RetryableError(f"{self.url}{path} answers {error.code}: {words}") from error
+            raise DataError(f"{self.url}{path} refuses ({error.code}): {words}") from error
+        except OSError as error:
+            raise RetryableError(f"{self.url}{path} does not answer: {error}") from error
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            return text

@@ -1,0 +1,159 @@
+"""The command and environment that start an SGLang server, on a GPU or, with switches of its own, on a CPU."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slime_stages.serving.flags import check_sglang_flags, to_words
+from slime_stages.serving.installation import Installation, inspect_installation
+
+STAND_INS = Path(__file__).with_name("cpu_stand_ins")
+ACCELERATOR_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/davinci[0-9]*", "/dev/dxg")
+TINY_WEIGHTS_BYTES = 64 << 20
+"""Below this a second thread costs more in waiting than it computes."""
+
+CPU_FLAGS: Mapping[str, object] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_total_tokens": 16384,
+    "sleep_on_idle": True,
+}
+"""Defaults without a GPU: `auto` would serve float16, and take most of the memory for its cache."""
+
+SEEDED_CPU_FLAGS: Mapping[str, object] = {
+    "attention_backend": "torch_native",
+    "enable_deterministic_inference": True,
+}
+"""With the stand-in kernels: a sample is a function of its prompt and `sampling_seed`, whatever runs beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How engines are started, apart from the weights."""
+
+    python: str = sys.executable
+    """Command of the interpreter that has sglang."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on and to report."""
+
+    device: str = "auto"
+    """`auto`: a CPU server where no GPU is seen. Or `cpu`, or `gpu`."""
+
+    seed: int = 1234
+    """SGLang's random seed; samples carry seeds of their own."""
+
+    threads: int | None = None
+    """Of one process on a CPU; None: as many as there are cores, but 1 for a tiny model."""
+
+    flags: Mapping[str, object] = field(default_factory=dict)
+    """`--sglang-*`, by name with underscores."""
+
+    layout: Mapping[str, object] = field(default_factory=dict)
+    """Options that the layout of the engines decides, such as `tp_size`; not checked against what a user may set."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the server alone, over all others."""
+
+    start_timeout_seconds: float = 900.0
+    """From the start of the process until it is healthy, the loading of weights included."""
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu" or (self.device == "auto" and not has_accelerator())
+
+
+def has_accelerator() -> bool:
+    """True if this process may use a GPU or the like; asks the device files, not a driver."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    root = Path("/")
+    return any(next(root.glob(pattern.lstrip("/")), None) for pattern in ACCELERATOR_DEVICES)
+
+
+def server_command(options: EngineOptions, model: Path, weight_version: str, port: int) -> list[str]:
+    """The words that start a server of `model` on `port`."""
+    installation = inspect_installation(options.python)
+    given = check_sglang_flags(options.flags, options.python)
+    owned = {
+        "model_path": str(model),
+        "weight_version": weight_version,
+        "host": options.host,
+        "port": port,
+        "random_seed": options.seed,
+        "skip_server_warmup": True,
+        "trust_remote_code": True,
+    }
+    flags = {**_defaults(options, installation), **given, **options.layout, **owned}
+    return [*installation.python, "-m", "sglang.launch_server", *to_words(flags, installation.sglang_flags)]
+
+
+def server_environment(options: EngineOptions, model: Path) -> dict[str, str]:
+    """This process's environment, offline, with what a server without a GPU needs, then `options.environment`."""
+    environment = dict(os.environ)
+    environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    environment.setdefault(
+        "TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
+    )
+    if options.on_cpu:
+        environment |= _cpu_environment(options, model)
+    environment.update(options.environment)
+    return environment
+
+
+def _defaults(options: EngineOptions, installation: Installation) -> dict[str, object]:
+    if not options.on_cpu:
+        return {}
+    seeded = SEEDED_CPU_FLAGS if _lacks_kernels(installation) else {}
+    return {**CPU_FLAGS, **seeded}
+
+
+def _cpu_environment(options: EngineOptions, model: Path) -> dict[str, str]:
+    installation = inspect_installation(options.python)
+    folders = [STAND_INS / "torchvision"] if _lacks_torchvision(installation) else []
+    if _lacks_kernels(installation):
+        folders += [STAND_INS / "sgl_kernel", STAND_INS / "determinism"]
+    cores = sorted(os.sched_getaffinity(0))
+    threads = options.threads or (1 if _weights_bytes(model) < TINY_WEIGHTS_BYTES else len(cores))
+    ranks = _count(options.layout, "tp_size") * _count(options.flags, "dp_size")
+    binding = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(_shares(cores, ranks))} if ranks > 1 else {}
+    return {
+        "PYTHONPATH": os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # compiling one sampling function takes longer than a short job
+        "MKL_CBWR": "AVX2,STRICT",  # the same bits with any number of threads
+        "OMP_NUM_THREADS": str(threads),
+        **binding,
+    }
+
+
+def _lacks_kernels(installation: Installation) -> bool:
+    """SGLang's kernel packages on the index need CUDA's libraries; only one built from source serves a CPU."""
+    return "sgl-kernel-cpu" not in installation.versions
+
+
+def _lacks_torchvision(installation: Installation) -> bool:
+    """A torchvision of another build than torch's does not import."""
+    torchvision, torch = installation.versions.get("torchvision"), installation.versions.get("torch", "")
+    return torchvision is None or torchvision.partition("+")[2] != torch.partition("+")[2]
+
+
+def _weights_bytes(model: Path) -> int:
+    return sum(path.stat().st_size for path in model.glob("*.safetensors"))
+
+
+def _count(flags: Mapping[str, object], name: str) -> int:
+    return int(str(flags.get(name) or 1))
+
+
+def _shares(cores: list[int], ranks: int) -> list[str]:
+    """The cores of each rank, as SGLang writes them: `0,1` and `2,3`; ranks share cores where there are too few."""
+    size = max(1, len(cores) // ranks)
+    firsts = [(rank * size) % len(cores) for rank in range(ranks)]
+    return [",".join(map(str, cores[first : first + size])) for first in firsts]

@@ -1,0 +1,87 @@
+"""Check a Hugging Face folder by what the trained model said: it must load strictly and give the same log-probs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from slime_stages.errors import DataError
+
+HINT = "compare the checkpoint with the model folder that the run began with, then slime-stages sync --force"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A sequence with the log-probs that the trained model gives its last R tokens."""
+
+    tokens: list[int]
+    """Prompt and response."""
+
+    log_probs: list[float]
+    """[R] natural log."""
+
+    temperature: float = 1.0
+    """What logits were divided by."""
+
+    def __post_init__(self) -> None:
+        assert 0 < len(self.log_probs) < len(self.tokens), (len(self.log_probs), len(self.tokens))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """From a row as the train stage's manifest holds it; other keys are left out."""
+        return cls(
+            tokens=list(values["tokens"]),
+            log_probs=list(values["log_probs"]),
+            temperature=values.get("temperature", 1.0),
+        )
+
+
+def verify_log_probs(folder: Path, probes: Iterable[Probe], tolerance: float) -> float:
+    """The largest gap between a probe's log-probs and those of the folder's model; DataError above `tolerance`."""
+    model = load_strictly(folder)
+    worst, where = 0.0, "no probe"
+    for number, probe in enumerate(probes):
+        found = _log_probs(model, probe)
+        gaps = (found - torch.tensor(probe.log_probs, dtype=torch.float64)).abs()
+        position = int(gaps.nan_to_num(nan=math.inf).argmax())
+        gap = float(gaps[position].nan_to_num(nan=math.inf))
+        if gap >= worst:
+            worst = gap
+            where = (
+                f"token {position} of probe {number}: {float(found[position]):.5f}, not {probe.log_probs[position]:.5f}"
+            )
+    if worst > tolerance:
+        raise DataError(f"log-probs of {folder} are off by {worst:.2g} (at most {tolerance:.2g}), {where}", hint=HINT)
+    return worst
+
+
+def load_strictly(folder: Path) -> Any:
+    """The folder's model as transformers reads it; DataError if a weight is missing, superfluous or misshapen."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model, found = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="auto", output_loading_info=True, local_files_only=True, attn_implementation="sdpa"
+    )
+    wrong = {what: sorted(map(str, keys)) for what, keys in found.items() if keys}
+    if wrong:
+        told = "; ".join(f"{what.replace('_', ' ')}: {', '.join(keys[:3])}" for what, keys in sorted(wrong.items()))
+        raise DataError(f"{folder} does not load strictly: {told}", hint=HINT)
+    return model.eval()
+
+
+@torch.inference_mode()
+def _log_probs(model: Any, probe: Probe) -> torch.Tensor:
+    """[R] of the probe's response."""
+    tokens = torch.tensor([probe.tokens])
+    count = len(probe.log_probs)
+    logits = model(tokens, use_cache=False, logits_to_keep=count + 1).logits[0, :-1].float() / probe.temperature
+    chosen = logits.log_softmax(-1).gather(-1, tokens[0, -count:, None])
+    return chosen.squeeze(-1).double()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_stages.errors import DataError, MissingInputError
+from slime_stages.weights.checkpoints import (
+    MODEL,
+    OPTIMIZER,
+    CheckpointRecord,
+    check_checkpoint,
+    has_weights,
+    is_complete,
+    iteration_folder,
+    latest_iteration,
+    prune_checkpoints,
+    write_record,
+    write_tracker,
+)
+
+
+def make_checkpoint(folder: Path, iteration: int, *parts: str) -> Path:
+    checkpoint = iteration_folder(folder, iteration)
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "__0_0.distcp").write_bytes(b"12345")
+    record = CheckpointRecord(iteration=iteration, parts=list(parts), layout={}, file_bytes={"__0_0.distcp": 5})
+    write_record(checkpoint, record)
+    return checkpoint
+
+
+def numbers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def test_a_checkpoint_is_complete_once_the_optimizer_has_joined_the_model(tmp_path: Path) -> None:
+    early = make_checkpoint(tmp_path, 13, MODEL)
+    whole = make_checkpoint(tmp_path, 14, MODEL, OPTIMIZER)
+
+    assert early == tmp_path / "iter_0000013"
+    assert (has_weights(early), is_complete(early)) == (True, False)
+    assert (has_weights(whole), is_complete(whole)) == (True, True)
+
+
+def test_a_checkpoint_that_megatron_wrote_is_complete_with_its_metadata(tmp_path: Path) -> None:
+    (tmp_path / "iter_0000001").mkdir()
+    assert latest_iteration(tmp_path) is None
+
+    (tmp_path / "iter_0000001" / "metadata.json").write_text("{}")
+
+    assert latest_iteration(tmp_path) == 1
+
+
+def test_the_latest_iteration_is_the_trackers_if_that_is_complete(tmp_path: Path) -> None:
+    assert latest_iteration(tmp_path) is None
+    for iteration in (1, 2, 3):
+        make_checkpoint(tmp_path, iteration, MODEL, OPTIMIZER)
+    make_checkpoint(tmp_path, 4, MODEL)
+
+    assert latest_iteration(tmp_path) == 3
+    write_tracker(tmp_path, 2)
+    assert latest_iteration(tmp_path) == 2
+    write_tracker(tmp_path, 4)
+    assert latest_iteration(tmp_path) == 3
+
+
+def test_pruning_counts_complete_checkpoints_and_removes_incomplete_ones_older_than_the_newest(tmp_path: Path) -> None:
+    for iteration in (1, 2, 4, 5, 6):
+        make_checkpoint(tmp_path, iteration, MODEL, OPTIMIZER)
+    make_checkpoint(tmp_path, 3, MODEL)
+    make_checkpoint(tmp_path, 7, MODEL)
+
+    removed = prune_checkpoints(tmp_path, 2, 4, {1})
+
+    assert sorted(path.name for path in removed) == ["iter_0000002", "iter_0000003"]
+    assert numbers(tmp_path) == [f"iter_000000{iteration}" for iteration in (1, 4, 5, 6, 7)]
+
+
+def test_what_is_missing_in_a_checkpoint_is_named(tmp_path: Path) -> None:
+    early = make_checkpoint(tmp_path, 13, MODEL)
+
+    check_checkpoint(early)
+    with pytest.raises(MissingInputError, match="iter_0000013 is without its optimizer state"):
+        check_checkpoint(early, part=OPTIMIZER)
+    with pytest.raises(MissingInputError, match="iter_0000099 is missing"):
+        check_checkpoint(tmp_path / "iter_0000099")
+    (early / "__0_0.distcp").write_bytes(b"123")
+    with pytest.raises(DataError, match=r"__0_0.distcp has 3 bytes, 5 were written"):
+        check_checkpoint(early)
