@@ -1,6 +1,6 @@
-"""TRL's `GRPOTrainer` on the quick start's task, timed part by part; prints one JSON object. `iteration.py` starts it.
+"""TRL's `GRPOTrainer` on the quick start's task, timed part by part. `iteration.py` starts it.
 
-    python -m benchmarks.trl_side --steps 4 --threads 2
+python -m benchmarks.trl_side --steps 4 --threads 2 --output steps.json
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,12 +57,13 @@ class Clock:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="one JSON object with the seconds of GRPOTrainer's steps")
+    parser = argparse.ArgumentParser(description="write the seconds of GRPOTrainer's steps")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     clock = train(args.steps, args.threads)
-    print(json.dumps({"steps": clock.steps}))
+    args.output.write_text(json.dumps(clock.steps))
 
 
 def train(steps: int, threads: int) -> Clock:

@@ -152,14 +152,12 @@ def samples_of_plan(run: RunDir, plan: Plan, shard: int | None = None) -> Iterat
 
 
 def samples_with_index(run: RunDir, plans: Sequence[Plan], index: int) -> list[Found]:
-    """All samples of an index; a fan-out has several."""
+    """All samples of an index; a fan-out has several. MissingInputError if its shard is not rolled out yet."""
     found = []
     for plan in plans:
         position = index // plan.n_samples_per_prompt
         for shard in plan.shards:
-            if not shard.start <= position < shard.stop:
-                continue
-            if shard_manifest_path(run, plan, "rollout", shard.shard).exists():
+            if shard.start <= position < shard.stop:
                 found += [item for item in samples_of_plan(run, plan, shard.shard) if item.index == index]
     return found
 

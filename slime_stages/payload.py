@@ -14,12 +14,13 @@ import orjson
 
 from slime_stages.errors import DataError
 
+_JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
 
 def dump_json(value: Any, *, what: str) -> str:
     """Plain JSON text of `value`. DataError naming `what` if it holds something that JSON cannot."""
-    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
     try:
-        return orjson.dumps(value, default=_as_list, option=options).decode()
+        return orjson.dumps(value, default=_as_list, option=_JSON_OPTIONS).decode()
     except TypeError as error:
         raise DataError(f"{what} cannot be stored as JSON: {error}") from error
 

@@ -74,7 +74,10 @@ def freeze_plan(plan: Plan, path: Path) -> Plan:
 
 def read_plan(path: Path) -> Plan:
     try:
-        return Plan(**orjson.loads(path.read_bytes()))
+        values = orjson.loads(path.read_bytes())
+        if isinstance(values, dict) and values.get("version", PLAN_VERSION) != PLAN_VERSION:
+            raise DataError(f"{path} is a plan of version {values['version']}; this reads {PLAN_VERSION}")
+        return Plan(**values)
     except FileNotFoundError as error:
         raise MissingInputError(f"there is no plan {path}") from error
     except (orjson.JSONDecodeError, TypeError, ValidationError) as error:

@@ -26,8 +26,9 @@ def load_function(path: str, *, like: str | None = None) -> Callable[..., Any]:
         sys.path.append("")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UsageError(f"`{path}` cannot be imported: {error}", hint=f'python -c "import {module_name}"') from error
+    except Exception as error:  # whatever a plug-in does when it is imported, it is the user's to mend
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"`{path}` cannot be imported: {reason}", hint=f'python -c "import {module_name}"') from error
     function = getattr(module, name, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -47,7 +48,11 @@ def _check_signature(function: Callable[..., Any], path: str, like: str) -> None
     arguments: Sequence[str] = [part.strip() for part in like[like.index("(") + 1 : like.rindex(")")].split(",")]
     positional = [name for name in arguments if name and "=" not in name]
     try:
-        inspect.signature(function).bind(*positional)
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # some builtins have none
+    try:
+        signature.bind(*positional)
     except TypeError as error:
-        have = f"{getattr(function, '__name__', path)}{inspect.signature(function)}"
+        have = f"{getattr(function, '__name__', path)}{signature}"
         raise UsageError(f"`{path}` is `{have}`: {error}", hint=f"it is called as {like}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def sample_columns(
     for sample in samples:
         _check(sample)
     count = len(samples)
-    columns: dict[str, Any] = {name: [getattr(s, name) for s in samples] for name in _PLAIN}
+    columns: dict[str, Any] = {name: list(map(attrgetter(name), samples)) for name in _PLAIN}
     columns |= {name: [_json(getattr(s, name), s, name) for s in samples] for name in _JSON}
     columns |= _packed_columns(samples)
     numeric = [isinstance(s.reward, int | float | np.number) for s in samples]
@@ -137,7 +138,7 @@ def _packed_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {name: [] for name in (*_PACKED, "payloads")}
     for sample in samples:
         payloads: list[bytes] = []
-        extra = {name: value for name, value in vars(sample).items() if name not in FIELD_NAMES}
+        extra = {name: getattr(sample, name) for name in vars(sample) if name not in FIELD_NAMES}
         values = {
             "multimodal_inputs": sample.multimodal_inputs,
             "multimodal_train_inputs": sample.multimodal_train_inputs,

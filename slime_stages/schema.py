@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Literal
 
 import pyarrow as pa
 
@@ -15,7 +17,15 @@ MASK = pa.list_(pa.field("element", pa.uint8(), nullable=False))
 LOG_PROBS = pa.list_(pa.field("element", pa.float32(), nullable=False))
 STRINGS = pa.list_(pa.field("element", pa.string(), nullable=False))
 PAYLOADS = pa.list_(pa.field("element", pa.binary(), nullable=False))
-JSON = pa.string()
+
+
+class Text(Enum):
+    """What a string column holds, where it is not for people."""
+
+    JSON = "json"
+
+
+JSON: Literal[Text.JSON] = Text.JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +36,20 @@ class Column:
     type: pa.DataType
     meaning: str
     nullable: bool = False
+    is_json: bool = False
+    """A string that holds JSON."""
     volatile: bool = False
     """Differs between two attempts at the same work (clocks, caches), so it is left out of the content digest."""
 
 
-def column(name: str, type_: pa.DataType, meaning: str) -> Column:
+def column(name: str, type_: pa.DataType | Literal[Text.JSON], meaning: str) -> Column:
     """A column that has a value in every row."""
-    return Column(name, type_, meaning)
+    return Column(name, pa.string() if type_ is JSON else type_, meaning, is_json=type_ is JSON)
 
 
-def optional(name: str, type_: pa.DataType, meaning: str) -> Column:
+def optional(name: str, type_: pa.DataType | Literal[Text.JSON], meaning: str) -> Column:
     """A column where null means: not given. An empty list is something else."""
-    return Column(name, type_, meaning, nullable=True)
+    return replace(column(name, type_, meaning), nullable=True)
 
 
 def volatile(declared: Column) -> Column:

@@ -22,6 +22,8 @@ from slime_stages.errors import DataError, MissingInputError
 from slime_stages.schema import ENUM, LOG_PROBS, MASK, TOKENS, Column, ShardSchema
 
 ROWS_PER_GROUP = 512
+ENCODINGS = {TOKENS: "DELTA_BINARY_PACKED", LOG_PROBS: "BYTE_STREAM_SPLIT"}
+"""Smaller and faster under zstd than plain. Old DuckDB releases know the second one for floats only."""
 KIND, VERSION = "slime_stages.kind", "slime_stages.schema_version"
 
 
@@ -37,17 +39,16 @@ class ShardWriter:
         self._schema = schema
         stamped = {KIND: schema.kind, VERSION: str(schema.version), **(metadata or {})}
         arrow = schema.arrow.with_metadata(stamped)
-        split = [f"{c.name}.list.element" for c in schema.columns if c.type in (TOKENS, LOG_PROBS)]
+        encodings = {f"{c.name}.list.element": ENCODINGS[c.type] for c in schema.columns if c.type in ENCODINGS}
         self._writer = pq.ParquetWriter(
             path,
             arrow,
             compression="zstd",
             compression_level=1,
             use_dictionary=[c.name for c in schema.columns if c.type == ENUM],
-            column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
+            column_encoding=encodings,
             write_statistics=[c.name for c in schema.columns if pa.types.is_primitive(c.type)],
         )
-        self._arrow = arrow
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
 
@@ -56,7 +57,7 @@ class ShardWriter:
 
         DataError if columns are missing or unknown, if a value does not fit, or if a row's lengths disagree.
         """
-        table = build_table(self._schema, columns).cast(self._arrow)
+        table = build_table(self._schema, columns)
         self.rows += len(table)
         self._finish_pending()
         self._pending = self._thread.submit(self._writer.write_table, table, row_group_size=ROWS_PER_GROUP)

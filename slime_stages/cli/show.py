@@ -99,7 +99,7 @@ def named_samples(run: RunDir, name: str, iteration: int | None, split: str) -> 
         raise MissingInputError(
             f"there is no sample {place}; iterations {first.iteration} to {last.iteration} of {run.root} "
             f"have indices {lowest} to {highest}",
-            hint=f"slime-stages show --run {run.root} {last.iteration}/0/0",
+            hint=f"slime-stages show --run {run.root} --iter {last.iteration}",
         )
     return found
 

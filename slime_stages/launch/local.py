@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -73,7 +74,8 @@ class LocalExecutor:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=WRITE_OUT_SECONDS)  # a checkpoint may still be on its way to the disk
         except subprocess.TimeoutExpired:

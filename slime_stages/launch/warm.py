@@ -9,7 +9,9 @@ from typing import Self
 from slime_stages.errors import SlimeStagesError
 from slime_stages.launch.start_run import current_revision
 from slime_stages.rundir import RunDir
-from slime_stages.serving import Engine, engine_settings
+from slime_stages.serving.engine import Engine
+from slime_stages.serving.options import engine_options
+from slime_stages.serving.registry import register_engine
 from slime_stages.stage import read_config, say
 
 
@@ -31,9 +33,10 @@ class WarmEngine:
         config = read_config(self._run, current_revision(self._run))
         if config.serving.serving_mode == "job":
             self._engine = Engine(
-                engine_settings(config, self._run.weights_path(self._version)),
-                weight_version=str(self._version),
-                log_path=self._run.log_path("engine"),
+                self._run.weights_path(self._version),
+                str(self._version),
+                log=self._run.log_path("engine-warm"),
+                options=engine_options(config),
             )
             self._thread.start()
         return self
@@ -50,6 +53,12 @@ class WarmEngine:
         assert self._engine is not None
         try:
             self._engine.start()
-            self._registration = self._engine.register(self._run.engines_path, "warm")
+            self._registration = register_engine(
+                self._run.engines_path,
+                "warm",
+                url=self._engine.url,
+                pid=self._engine.pid,
+                weight_version=str(self._version),
+            )
         except SlimeStagesError as error:
             say(f"warning: no warm engine: {error}")

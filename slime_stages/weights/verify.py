@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -63,18 +64,31 @@ def verify_log_probs(folder: Path, probes: Iterable[Probe], tolerance: float) ->
 def load_strictly(folder: Path) -> Any:
     """The folder's model as transformers reads it; DataError if a weight is missing, superfluous or misshapen."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model, found = AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto", output_loading_info=True, local_files_only=True, attn_implementation="sdpa"
-    )
+    read: Any = AutoModelForCausalLM.from_pretrained
+    with _quiet():
+        model, found = read(folder, dtype="auto", output_loading_info=True, local_files_only=True)
     wrong = {what: sorted(map(str, keys)) for what, keys in found.items() if keys}
     if wrong:
         told = "; ".join(f"{what.replace('_', ' ')}: {', '.join(keys[:3])}" for what, keys in sorted(wrong.items()))
         raise DataError(f"{folder} does not load strictly: {told}", hint=HINT)
     return model.eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar and no warnings of transformers: what matters becomes an error."""
+    from transformers.utils import logging
+
+    settings: Any = logging
+    verbosity = settings.get_verbosity()
+    settings.set_verbosity_error()
+    settings.disable_progress_bar()
+    try:
+        yield
+    finally:
+        settings.set_verbosity(verbosity)
+        settings.enable_progress_bar()
 
 
 @torch.inference_mode()
@@ -84,4 +98,5 @@ def _log_probs(model: Any, probe: Probe) -> torch.Tensor:
     count = len(probe.log_probs)
     logits = model(tokens, use_cache=False, logits_to_keep=count + 1).logits[0, :-1].float() / probe.temperature
     chosen = logits.log_softmax(-1).gather(-1, tokens[0, -count:, None])
-    return chosen.squeeze(-1).double()
+    log_probs: torch.Tensor = chosen.squeeze(-1).double()
+    return log_probs

@@ -7,6 +7,7 @@ import copy
 import inspect
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from slime_stages.prompts.table import PromptTable
 from slime_stages.sample import Sample, Status
 from slime_stages.sampling import sampling_of
 from slime_stages.stage import Stage
+from stages.rollout.engines import host_and_port, vocabulary_size
 
 if TYPE_CHECKING:
     from slime_stages.serving.client import EngineClient
@@ -59,8 +61,8 @@ class Generation:
     """All groups of a shard, asked for at once and recorded as each is finished."""
 
     stage: Stage
-    engine: Any
-    """What `ready_engine` gave: `url` and `vocab_size`."""
+    urls: list[str]
+    """Addresses of the engines; samples of one session go to one of them."""
     generate: GenerateFn | None
     """None: one call to the engine for each sample."""
     record: Callable[[list[Sample]], None]
@@ -72,16 +74,23 @@ class Generation:
 
         config = self.stage.config
         args = config.as_args()
-        args.sglang_router_ip, args.sglang_router_port = self.engine.host, self.engine.port
-        limit = asyncio.Semaphore(config.serving.sglang_server_concurrency)
+        args.sglang_router_ip, args.sglang_router_port = host_and_port(self.urls[0])
+        limit = asyncio.Semaphore(config.serving.sglang_server_concurrency * len(self.urls))
         hooks = [load_function(path, like="hook(args, sample)") for path in config.rollout.rollout_sample_hook_path]
-        async with EngineClient(
-            self.engine.url,
-            concurrency=config.serving.sglang_server_concurrency,
-            request_timeout_seconds=config.serving.request_timeout_seconds,
-            vocab_size=self.engine.vocab_size,
-        ) as client:
-            generate = self.generate or _default_generate(client)
+        vocab_size = vocabulary_size(self.stage.run.weights_path(self.stage.plan.policy_version))
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(
+                    EngineClient(
+                        url,
+                        vocab_size=vocab_size,
+                        concurrency=config.serving.sglang_server_concurrency,
+                        timeout_seconds=config.serving.request_timeout_seconds,
+                    )
+                )
+                for url in self.urls
+            ]
+            generate = self.generate or _default_generate(clients)
 
             async def one(sample: Sample) -> list[Sample]:
                 async with limit:
@@ -139,14 +148,17 @@ class Generation:
         return siblings
 
 
-def _default_generate(client: EngineClient) -> GenerateFn:
+def _default_generate(clients: list[EngineClient]) -> GenerateFn:
     async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
         if not sample.tokens:
             raise UsageError(
                 "the prompts are chat messages and no chat template is applied",
                 hint="add --apply-chat-template, or a --custom-generate-function-path that takes messages",
             )
-        answer = await client.generate(sample.tokens, sampling_params, routing_key=sample.session_id)
+        client = clients[(sample.group_index or 0) % len(clients)]
+        answer = await client.generate(
+            sample.tokens, sampling_params, rid=sample.session_id or str(sample.index), routing_key=sample.session_id
+        )
         sample.append_response_tokens(
             args,
             tokens=answer.output_ids,

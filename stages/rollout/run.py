@@ -6,6 +6,7 @@ Finished groups are journalled as they come, so that after a kill nothing is ask
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 
 from slime_stages.content import content_digest
@@ -19,7 +20,7 @@ from slime_stages.sample_table import write_samples
 from slime_stages.schema import ROLLOUT
 from slime_stages.stage import Stage, StageCall, open_stage, read_config, read_run_plan
 from stages.rollout.ask import GENERATE_SIGNATURE, Generation, new_group
-from stages.rollout.engines import ready_engine
+from stages.rollout.engines import ready_engines
 from stages.rollout.metrics import rollout_counts, rollout_metrics
 
 
@@ -55,12 +56,13 @@ def _finish_groups(stage: Stage, journal: Journal) -> list[list[Sample]]:
         new = [new_group(stage.plan, stage.config, prompts, position) for position in missing]
         custom = stage.config.rollout.custom_generate_function_path
         generate = load_function(custom, like=GENERATE_SIGNATURE) if custom else None
-        with stage.timed("engine"):
-            engine = ready_engine(stage)
-        with engine, stage.timed("generate"):
-            generation = Generation(stage=stage, engine=engine, generate=generate, record=journal.append)
-            for group in asyncio.run(generation.finish(new, already_done=len(groups))):
-                groups[group[0].group_index] = group
+        with ExitStack() as stack:
+            with stage.timed("engine"):
+                urls = stack.enter_context(ready_engines(stage))
+            with stage.timed("generate"):
+                generation = Generation(stage=stage, urls=urls, generate=generate, record=journal.append)
+                for group in asyncio.run(generation.finish(new, already_done=len(groups))):
+                    groups[group[0].group_index] = group
     return [groups[position] for position in range(shard.start, shard.stop)]
 
 

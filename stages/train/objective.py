@@ -95,7 +95,7 @@ class Objective:
             return
         count = int(sample_index[-1]) + 1
         firsts = torch.searchsorted(sample_index, torch.arange(count, device=sample_index.device))
-        seen = sample_index.unique()
+        seen = torch.from_numpy(np.unique(micro_batch.sample_index)).to(sample_index.device)
         positions = position[firsts[seen]].cpu().numpy()
         values: dict[str, Any] = {
             "log_prob_gap": metrics.get("train_rollout_logprob_abs_diff"),
@@ -127,7 +127,7 @@ def packed_sample(
     if old_log_probs is not None:
         columns["old_log_probs"] = old_log_probs
     return PackedSample(
-        tokens=batch.tokens[position],
+        tokens=np.asarray(batch.tokens[position], np.int64),
         response_length=length,
         share_key=int(batch.group_indices[position]),
         columns=columns,

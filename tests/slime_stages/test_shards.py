@@ -252,11 +252,11 @@ def test_arrow_arrays_are_taken_as_columns() -> None:
     assert table.to_pydict() == tiny()
 
 
-def test_token_and_log_prob_columns_are_split_by_byte_and_only_enums_have_a_dictionary(shard: Path) -> None:
+def test_token_and_log_prob_columns_have_their_encodings_and_only_enums_have_a_dictionary(shard: Path) -> None:
     group = pq.ParquetFile(shard).metadata.row_group(0)
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
 
-    assert "BYTE_STREAM_SPLIT" in columns["tokens.list.element"].encodings
+    assert "DELTA_BINARY_PACKED" in columns["tokens.list.element"].encodings
     assert "BYTE_STREAM_SPLIT" in columns["log_probs.list.element"].encodings
     assert columns["status"].has_dictionary_page
     assert not columns["mask.list.element"].has_dictionary_page

@@ -12,7 +12,9 @@ import multiprocessing
 import pickle
 import queue
 import signal
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,6 +86,7 @@ class Writer:
     def __init__(self, plan: Plan, *, background: bool) -> None:
         self._plan = plan
         self._process: Any = None
+        self._told: queue.SimpleQueue[tuple[str, Outcome] | None] = queue.SimpleQueue()
         self._outcomes: dict[str, Outcome] = {}
         if background:
             self._fork()
@@ -92,25 +95,34 @@ class Writer:
 
     def _fork(self) -> None:
         context = multiprocessing.get_context("fork")
-        self._receiver, sender = context.Pipe(duplex=False)
-        self._process = context.Process(target=self._run, args=(sender,), name="checkpoint-writer")
+        receiver, sender = context.Pipe(duplex=False)
+        self._process = context.Process(target=self._run, args=(receiver, sender), name="checkpoint-writer")
         self._process.start()
         sender.close()
+        # a pipe holds little: without a reader the writer would stand still until somebody waits for it
+        threading.Thread(target=self._receive, args=(receiver,), daemon=True).start()
 
-    def _run(self, sender: Any) -> None:
+    def _receive(self, receiver: Any) -> None:
+        with receiver, suppress(EOFError):
+            while True:
+                self._told.put(receiver.recv())
+        self._told.put(None)
+
+    def _run(self, receiver: Any, sender: Any) -> None:
+        receiver.close()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)  # a parent that is told to stop still waits for its checkpoint
-        write_parts(self._plan, lambda part, outcome: sender.send((part, outcome)))
+        with suppress(BrokenPipeError):  # the parent is gone, and with it whoever could commit
+            write_parts(self._plan, lambda part, outcome: sender.send((part, outcome)))
 
     def outcome(self, part: str) -> Outcome:
         """What became of a part; waits until it is on disk or has failed."""
         while part not in self._outcomes:
-            try:
-                received, outcome = self._receiver.recv()
-            except EOFError:
+            told = self._told.get()
+            if told is None:
                 self._process.join()
                 return InternalError(f"the checkpoint writer died with exit code {self._process.exitcode}")
-            self._outcomes[received] = outcome
+            self._outcomes[told[0]] = told[1]
         if part == PARTS[-1] and self._process is not None:
             self._process.join()
         return self._outcomes[part]

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROPE_TYPES = ("default", "linear", "llama3")
+WITHOUT_FUSED_KERNELS = {
+    "gradient_accumulation_fusion": False,
+    "persist_layer_norm": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "masked_softmax_fusion": False,
+    "apply_rope_fusion": False,
+}
+"""They need Apex or Transformer Engine."""
 
 
 def transformer_config(config: dict[str, Any], settings: TrainerSettings) -> TransformerConfig:
@@ -54,13 +63,7 @@ def transformer_config(config: dict[str, Any], settings: TrainerSettings) -> Tra
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
         use_cpu_initialization=not torch.cuda.is_available(),
-        # Fused kernels that need Apex or Transformer Engine.
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        apply_rope_fusion=False,
+        **WITHOUT_FUSED_KERNELS,
         **recompute,
     )
 

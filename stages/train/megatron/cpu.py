@@ -43,10 +43,10 @@ def install() -> None:
     """Call before importing Megatron-Core, in every thread that runs it: the redirection is per thread."""
     if torch.cuda.is_available() or getattr(_installed, "mode", None) is not None:
         return
+    # On every import and layer it says that Apex and Transformer Engine, which need CUDA, are absent.
+    warnings.filterwarnings("ignore", module=r"megatron\.core")
     _stand_in_for_torch_cuda()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        _stand_in_for_cuda_random_state()
+    _stand_in_for_cuda_random_state()
     _installed.mode = _CudaMeansCpu()
     _installed.mode.__enter__()
 

@@ -157,7 +157,7 @@ class Trainer:
             micro_batch_size=1,
             forward_only=forward_only,
         )
-        return parts if micro_batches and loss_function is not _no_loss else []
+        return parts
 
     @torch.no_grad()
     def _score(

@@ -7,6 +7,8 @@ time and so does not depend on the batch; products of matrices do, which `enable
 from __future__ import annotations
 
 import functools
+import multiprocessing
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +33,15 @@ def register() -> None:
     HookRegistry.register(
         "sglang.srt.batch_invariant_ops.enable_batch_invariant_mode", enable_batch_invariant_mode, HookType.REPLACE
     )
+    if os.environ.get("SV_FORK"):
+        HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", start_processes_by_fork, HookType.AFTER)
     HookRegistry.register(f"{ATTENTION}._run_sdpa_forward_decode", decode_by_length, HookType.AROUND)
+
+
+def start_processes_by_fork(result: object) -> object:
+    """Scheduler and detokenizer start with what is imported already; SGLang spawns them for the sake of GPUs."""
+    multiprocessing.set_start_method("fork", force=True)
+    return result
 
 
 def enable_batch_invariant_mode(enable_bmm: bool = True) -> None:
