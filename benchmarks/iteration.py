@@ -75,10 +75,11 @@ class SideFailedError(Exception):
 def main() -> None:
     parser = argparse.ArgumentParser(description="seconds of an iteration of the quick start beside TRL's GRPOTrainer")
     parser.add_argument("--iterations", type=int, default=3, help="to measure, after one to warm up")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="and cores, on both sides")
     parser.add_argument("--skip-trl", action="store_true")
     args = parser.parse_args()
 
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -155,7 +155,7 @@ _SLURM_NAMES = (
 def code_version() -> str:
     """`0.1.0`, or `0.1.0+g1a2b3c4d` (with `.dirty`) from a git checkout."""
     folder = Path(__file__).parent
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty=.dirty", "--exclude=*"]
+    command = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--dirty=.dirty", "--exclude=*"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -6,7 +6,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from slime_stages.launch.figures import evaluation_rows, iteration_rows
 from slime_stages.progress import make_bar
 
 if TYPE_CHECKING:
@@ -60,18 +59,26 @@ class LoopDisplay:
 
 
 def print_summary(run: RunDir, iterations: range) -> None:
-    """A table of the iterations, and the evaluations before and after them, on stdout."""
-    from rich.console import Console
-    from rich.table import Table
+    """A table of the iterations, and all evaluations, on stdout."""
+    from slime_stages.cli.iteration_tables import (
+        EVALUATION_DROPPABLE,
+        SUMMARY_DROPPABLE,
+        evaluation_row,
+        summary_row,
+    )
+    from slime_stages.cli.tables import make_console, print_table
+    from slime_stages.launch.overview import evaluation_names, iteration_overview
 
-    table = Table(title=f"{run.root.name}: iterations {iterations.start} to {iterations.stop - 1}")
-    rows = iteration_rows(run, iterations)
-    for name in rows[0] if rows else ():
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row.values())
-    console = Console()
+    console = make_console()
+    rows = [summary_row(iteration_overview(run, iteration)) for iteration in iterations]
+    console.print(f"{run.root}: iterations {iterations.start} to {iterations.stop - 1}\n" if rows else str(run.root))
     if rows:
-        console.print(table)
-    for line in evaluation_rows(run):
-        console.print(line)
+        print_table(console, rows, droppable=SUMMARY_DROPPABLE)
+    evaluations = [
+        evaluation_row(iteration_overview(run, version, split))
+        for version in run.iterations()
+        for split in evaluation_names(run, version)
+    ]
+    if evaluations:
+        console.print()
+        print_table(console, evaluations, droppable=EVALUATION_DROPPABLE)

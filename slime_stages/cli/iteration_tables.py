@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 STAGES = ("rollout", "reward", "train", "sync")
 ITERATION_DROPPABLE = ("sync s", "reward s", "tokens", "train s", "rollout s", "truncated", "samples", "|Δp|")
+SUMMARY_DROPPABLE = ("tokens", "samples", "truncated", "|Δp|")
 EVALUATION_DROPPABLE = ("reward s", "tokens", "rollout s", "samples")
 SHARD_DROPPABLE = ("reward s", "rollout s", "tokens", "prompts")
 METRICS = {
@@ -39,6 +40,12 @@ def iteration_row(part: IterationOverview) -> dict[str, str]:
         "|Δp|": number(part.probs_diff, 6),
         **second_cells(part, STAGES),
     }
+
+
+def summary_row(part: IterationOverview) -> dict[str, str]:
+    """The same of an iteration that is complete."""
+    row = iteration_row(part)
+    return {name: cell for name, cell in row.items() if name not in STAGES}
 
 
 def evaluation_row(part: IterationOverview) -> dict[str, str]:

@@ -83,6 +83,7 @@ def kill_descendants() -> None:
     while pids := descendants(os.getpid()):
         for pid in pids:
             shared_memory |= mapped_shared_memory(pid)
+        for pid in pids:
             if time.monotonic() < cleaners_until and CLEANER in command_line(pid):
                 continue
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import sys
 import tempfile
@@ -117,8 +118,10 @@ def _defaults(options: EngineOptions, installation: Installation) -> dict[str, o
 def _cpu_environment(options: EngineOptions, model: Path) -> dict[str, str]:
     installation = inspect_installation(options.python)
     folders = [STAND_INS / "torchvision"] if _lacks_torchvision(installation) else []
+    plugin: dict[str, str] = {}
     if _lacks_kernels(installation):
-        folders += [STAND_INS / "sgl_kernel", STAND_INS / "determinism"]
+        folders += [STAND_INS / "sgl_kernel", STAND_INS / "plugin"]
+        plugin = _served_model(model)
     cores = sorted(os.sched_getaffinity(0))
     threads = options.threads or (1 if _weights_bytes(model) < TINY_WEIGHTS_BYTES else len(cores))
     ranks = _count(options.layout, "tp_size") * _count(options.flags, "dp_size")
@@ -129,8 +132,18 @@ def _cpu_environment(options: EngineOptions, model: Path) -> dict[str, str]:
         "TORCHDYNAMO_DISABLE": "1",  # compiling one sampling function takes longer than a short job
         "MKL_CBWR": "AVX2,STRICT",  # the same bits with any number of threads
         "OMP_NUM_THREADS": str(threads),
+        **plugin,
         **binding,
     }
+
+
+def _served_model(model: Path) -> dict[str, str]:
+    """Lets SGLang import one model's module instead of all of them."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    architectures = config.get("architectures") or []
+    if not architectures:
+        return {}
+    return {"SGLANG_EXTERNAL_MODEL_PACKAGE": "slime_stages_served", "SLIME_STAGES_ARCHITECTURE": architectures[0]}
 
 
 def _lacks_kernels(installation: Installation) -> bool:

@@ -46,7 +46,7 @@ def load_policy(stage: Stage) -> Trainer:
     settings = trainer_settings(stage.config)
     if version > 0:
         _wait_for_checkpoint(stage, version)
-    trainer = Trainer(stage.run.weights_path(0), settings)
+    trainer = Trainer(stage.run.weights_path(0), settings, load_weights=version == 0)
     if version > 0:
         checkpoint.load(trainer, stage.run.checkpoints_path, version)
     return trainer

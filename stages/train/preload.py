@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 
 MODULES = (
     "torch",
     "transformers",
     "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
     "megatron.core",
     "megatron.core.dist_checkpointing",
     "megatron.core.distributed",
@@ -25,7 +27,5 @@ MODULES = (
     "slime_stages.weights.verify",
 )
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    for name in MODULES:
-        importlib.import_module(name)
+for name in MODULES:
+    importlib.import_module(name)

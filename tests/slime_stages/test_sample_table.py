@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from slime_stages import sample_table
 from slime_stages.counters import PrefixCacheInfo, SpecInfo
 from slime_stages.errors import DataError
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import read_samples, samples_of, samples_table, write_samples
+from slime_stages.sample_table import samples_of, samples_table
 from slime_stages.schema import ROLLOUT
 from slime_stages.shards import read_shard
+from tests.slime_stages.round_trip import assert_same, stored
 
 
 def full_sample() -> Sample:
@@ -58,31 +56,6 @@ def full_sample() -> Sample:
         sampling_params={"temperature": 0.7, "sampling_seed": 123},
         generate_seconds=2.25,
     )
-
-
-def stored(folder: Path, *samples: Sample) -> list[Sample]:
-    path = folder / "shard.parquet"
-    write_samples(path, samples, iteration=3, shard=1)
-    return read_samples(path)
-
-
-def assert_same(found: Sample, expected: Sample) -> None:
-    assert vars(found).keys() == vars(expected).keys()
-    for name, value in vars(expected).items():
-        _assert_equal(getattr(found, name), value, name)
-
-
-def _assert_equal(found: Any, expected: Any, name: str) -> None:
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys(), name
-        for key, value in expected.items():
-            _assert_equal(found[key], value, f"{name}.{key}")
-    elif isinstance(expected, np.ndarray):
-        assert found.dtype == expected.dtype, name
-        np.testing.assert_array_equal(found, expected, err_msg=name)
-    else:
-        assert found == expected, name
-        assert type(found) is type(expected), name
 
 
 def test_every_field_comes_back_from_a_shard(tmp_path: Path) -> None:
@@ -277,57 +250,3 @@ def test_a_table_in_memory_gives_the_same_samples() -> None:
     [found] = samples_of(samples_table([sample], iteration=0, shard=0, split="heldout"))
 
     assert_same(found, sample)
-
-
-finite = st.floats(allow_nan=False, allow_infinity=False)
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
-float32 = st.floats(width=32, allow_nan=False)
-dicts = st.dictionaries(st.text(), json_values, max_size=3)
-
-
-@st.composite
-def samples(draw: st.DrawFn) -> Sample:
-    tokens = draw(st.lists(st.integers(0, 2**31 - 1), max_size=6))
-    length = draw(st.integers(0, len(tokens)))
-
-    def parallel(values: st.SearchStrategy[Any]) -> Any:
-        return draw(st.none() | st.lists(values, min_size=length, max_size=length))
-
-    sample = Sample(
-        index=draw(st.none() | st.integers(0, 2**62)),
-        tokens=tokens,
-        response_length=length,
-        loss_mask=parallel(st.integers(0, 1)),
-        rollout_log_probs=parallel(float32),
-        teacher_log_probs=parallel(float32),
-        status=draw(st.sampled_from(Status)),
-        reward=draw(st.none() | st.floats(allow_nan=False) | dicts),
-        prompt=draw(st.text() | st.lists(dicts, max_size=2)),
-        response=draw(st.text()),
-        label=draw(json_values),
-        metadata=draw(dicts),
-        train_metadata=draw(st.none() | dicts),
-        weight_versions=draw(st.lists(st.text(), max_size=2)),
-        session_id=draw(st.none() | st.text()),
-        multimodal_inputs=draw(st.none() | dicts),
-    )
-    vars(sample).update(draw(st.dictionaries(st.sampled_from(["trace", "source"]), json_values | st.binary())))
-    return sample
-
-
-@settings(max_examples=25, deadline=None)
-@given(batch=st.lists(samples(), min_size=1, max_size=5))
-def test_whatever_the_samples_hold_a_shard_gives_them_back(batch: list[Sample]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        found = stored(Path(folder), *batch)
-
-    for back, sample in zip(found, batch, strict=True):
-        assert_same(back, sample)

@@ -49,8 +49,11 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 
 
-def build_model(folder: Path, settings: TrainerSettings, device: torch.device) -> Any:
-    """The model on this rank with its weights; a `Float16Module` around it for bfloat16."""
+def build_model(folder: Path, settings: TrainerSettings, device: torch.device, *, load_weights: bool = True) -> Any:
+    """The model on this rank with its weights, unless a checkpoint follows; a `Float16Module` around it for bfloat16.
+
+    Without `load_weights` the parameters hold whatever memory held.
+    """
     huggingface = read_huggingface_config(folder)
     config = transformer_config(huggingface, settings)
     spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
@@ -65,7 +68,8 @@ def build_model(folder: Path, settings: TrainerSettings, device: torch.device) -
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=bool(huggingface.get("tie_word_embeddings", False)),
     ).to(device)
-    load_huggingface_weights(model, folder)
+    if load_weights:
+        load_huggingface_weights(model, folder)
     return Float16Module(config, model) if config.bf16 else model
 
 

@@ -50,8 +50,9 @@ class Trainer:
     Every rank of the job makes the same calls. Ranks of one tensor-parallel group pass the same micro-batches.
     """
 
-    def __init__(self, folder: Path, settings: TrainerSettings) -> None:
-        """Join the job (see `parallel.initialize`) and load the weights of a Hugging Face folder."""
+    def __init__(self, folder: Path, settings: TrainerSettings, *, load_weights: bool = True) -> None:
+        """Join the job (see `parallel.initialize`) and load a Hugging Face folder: its config, and its weights unless
+        a checkpoint is loaded next."""
         parallel.initialize(settings.tensor_model_parallel_size, seed=settings.seed)
         from megatron.core import parallel_state
         from megatron.core.distributed import (
@@ -66,7 +67,7 @@ class Trainer:
 
         self.settings = settings
         self.device = parallel.device()
-        module = build_model(folder, settings, self.device)
+        module = build_model(folder, settings, self.device, load_weights=load_weights)
         self.config = module.config
         buckets = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=settings.use_distributed_optimizer
