@@ -1,4 +1,4 @@
-"""The content digest of a shard: equal for two attempts that made the same rows, whatever their clocks and files say."""
+"""The content digest of a shard: equal for two attempts that made the same rows, whatever their clocks say."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from slime_stages.commit import remove_leftovers, temporary_name
+from slime_stages.commit import remove_leftovers, retryable_full_disk, temporary_name
 from slime_stages.config import Config
 from slime_stages.errors import DataError, MissingInputError, SlimeStagesError
 from slime_stages.manifest import Manifest, check_data, commit_data, commit_manifest, now, read_manifest
@@ -111,6 +111,16 @@ class Stage:
         folder.mkdir(parents=True, exist_ok=True)
         return temporary_name(folder / name)
 
+    @contextmanager
+    def output(self, name: str) -> Iterator[Path]:
+        """A temporary file to write and to commit within the block; gone at its end if it was not committed."""
+        temporary = self.temporary(name)
+        with retryable_full_disk(temporary.parent):
+            try:
+                yield temporary
+            finally:
+                temporary.unlink(missing_ok=True)
+
     def commit(self, *, data: Path | None = None, name: str | None = None, **fields: Any) -> Path:
         """Publish a written temporary file as `name` with its manifest; or the manifest alone.
 
@@ -158,11 +168,11 @@ def open_stage(call: StageCall, inputs: Mapping[str, str], *, plan: Plan, config
     if state.is_fresh and not call.force:
         say(f"{call.title}: already committed")
         return None
+    if path.parent.exists():
+        remove_leftovers(path.parent)
     if state.kind != "missing":
         say(f"{call.title}: made again, it is {state.reason if state.kind != 'fresh' else 'forced'}")
         supersede(path)
-    if path.parent.exists():
-        remove_leftovers(path.parent)
     return stage
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from slime_stages.serving.engine import Engine
 from tests.fixtures.tiny_model import make_tiny_model, make_tiny_prompts
 
 
@@ -19,3 +21,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """64 sums as messages, with labels; do not write to it."""
     return make_tiny_prompts(tmp_path_factory.mktemp("prompts") / "sums.jsonl", 64)
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Engine]:
+    """A real server of the tiny model, as version 0. Who loads other weights brings it back to these."""
+    with Engine(tiny_model, "0", log=tmp_path_factory.mktemp("engine") / "engine.log") as engine:
+        yield engine

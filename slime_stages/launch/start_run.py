@@ -6,6 +6,7 @@ files later. Each step finds out for itself whether it is done: a start that was
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def start_run(run: RunDir, config: Config) -> None:
     model = Path(config.model.hf_checkpoint)
     check_hf_folder(model)
     check_plugins(config)
+    check_engine_flags(config)
     create_file(run.config_revision_path(0), config.to_json_bytes())
     frozen = read_config(run, 0)
     if changes := diff(frozen, config):
@@ -95,6 +97,17 @@ def check_plugins(config: Config) -> None:
         load_function(path, like="hook(args, sample)")
 
 
+def check_engine_flags(config: Config) -> None:
+    """Refuse pass-through options that the installed SGLang or router does not have."""
+    from slime_stages.serving.flags import check_router_flags, check_sglang_flags
+
+    python = str(config.serving.serving_python or sys.executable)
+    if config.serving.sglang and config.serving.serving_mode == "job":
+        check_sglang_flags(dict(config.serving.sglang), python)
+    if config.serving.router:
+        check_router_flags(dict(config.serving.router), python)
+
+
 def change_config(run: RunDir, config: Config, *, allowed: bool) -> None:
     """Make `config` the one in force from the next iteration on, if it differs and the change is asked for.
 
@@ -117,6 +130,7 @@ def change_config(run: RunDir, config: Config, *, allowed: bool) -> None:
             hint="start another run: slime-stages init --run OTHER",
         )
     check_plugins(config)
+    check_engine_flags(config)
     revision = current_revision(run) + 1
     if not create_file(run.config_revision_path(revision), config.to_json_bytes()):
         raise UsageError(f"somebody else is changing the config of {run.root}", hint="type the same command again")

@@ -145,33 +145,35 @@ def _write(stage: Stage, samples: Sequence[Sample], scores: Sequence[Score]) -> 
     shard, plan, evaluation = stage.call.shard or 0, stage.plan, stage.call.split != "train"
     name = stage.run.shard_path("reward", plan.iteration, shard, plan.shard_count, stage.call.split).name
     numbers = [number(score.reward, stage.config, evaluation=evaluation) for score in scores]
-    temporary = stage.temporary(name)
-    count = len(samples)
-    with ShardWriter(temporary, REWARD, {"run_id": plan.run_id, **stage.inputs}) as writer:
-        writer.write(
-            {
-                "iteration": np.full(count, plan.iteration, np.int32),
-                "shard": np.full(count, shard, np.int32),
-                "split": [stage.call.split] * count,
-                "row": np.arange(count, dtype=np.int32),
-                "index": [sample.index for sample in samples],
-                "group_index": [sample.group_index for sample in samples],
-                "reward": numbers,
-                "reward_parts": [
-                    dump_json(score.reward, what="a reward") if isinstance(score.reward, dict) else None
-                    for score in scores
-                ],
-                "reward_status": [score.status for score in scores],
-                "reward_message": [score.message for score in scores],
-                "reward_seconds": [score.seconds for score in scores],
-            }
-        )
     given = [value for value in numbers if value is not None]
-    return stage.commit(
-        data=temporary,
-        name=name,
-        rows=count,
-        content=content_digest(temporary, REWARD),
-        counts=dict(Counter(score.status for score in scores)),
-        metrics={"rollout/raw_reward": float(np.mean(given)) if given else None},
-    )
+    with stage.output(name) as temporary:
+        with ShardWriter(temporary, REWARD, {"run_id": plan.run_id, **stage.inputs}) as writer:
+            writer.write(_columns(stage, samples, scores, numbers))
+        return stage.commit(
+            data=temporary,
+            name=name,
+            rows=len(samples),
+            content=content_digest(temporary, REWARD),
+            counts=dict(Counter(score.status for score in scores)),
+            metrics={"rollout/raw_reward": float(np.mean(given)) if given else None},
+        )
+
+
+def _columns(
+    stage: Stage, samples: Sequence[Sample], scores: Sequence[Score], numbers: Sequence[float | None]
+) -> dict[str, Any]:
+    count = len(samples)
+    parts = [score.reward if isinstance(score.reward, dict) else None for score in scores]
+    return {
+        "iteration": np.full(count, stage.plan.iteration, np.int32),
+        "shard": np.full(count, stage.call.shard or 0, np.int32),
+        "split": [stage.call.split] * count,
+        "row": np.arange(count, dtype=np.int32),
+        "index": [sample.index for sample in samples],
+        "group_index": [sample.group_index for sample in samples],
+        "reward": numbers,
+        "reward_parts": [None if part is None else dump_json(part, what="a reward") for part in parts],
+        "reward_status": [score.status for score in scores],
+        "reward_message": [score.message for score in scores],
+        "reward_seconds": [score.seconds for score in scores],
+    }

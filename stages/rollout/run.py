@@ -69,23 +69,23 @@ def _finish_groups(stage: Stage, journal: Journal) -> list[list[Sample]]:
 def _write(stage: Stage, samples: list[Sample]) -> Path:
     shard, plan = stage.call.shard or 0, stage.plan
     name = stage.run.shard_path("rollout", plan.iteration, shard, plan.shard_count, stage.call.split).name
-    temporary = stage.temporary(name)
-    with stage.timed("write"):
-        write_samples(
-            temporary,
-            samples,
-            iteration=plan.iteration,
-            shard=shard,
-            split=stage.call.split,
-            metadata={"run_id": plan.run_id, "policy_version": str(plan.policy_version), **stage.inputs},
+    with stage.output(name) as temporary:
+        with stage.timed("write"):
+            write_samples(
+                temporary,
+                samples,
+                iteration=plan.iteration,
+                shard=shard,
+                split=stage.call.split,
+                metadata={"run_id": plan.run_id, "policy_version": str(plan.policy_version), **stage.inputs},
+            )
+            content = content_digest(temporary, ROLLOUT)
+        return stage.commit(
+            data=temporary,
+            name=name,
+            rows=len(samples),
+            tokens=sum(len(sample.tokens) for sample in samples),
+            content=content,
+            counts=rollout_counts(samples, issued=plan.shards[shard].stop - plan.shards[shard].start),
+            metrics=rollout_metrics(samples, stage.seconds.get("generate", 0.0)),
         )
-        content = content_digest(temporary, ROLLOUT)
-    return stage.commit(
-        data=temporary,
-        name=name,
-        rows=len(samples),
-        tokens=sum(len(sample.tokens) for sample in samples),
-        content=content,
-        counts=rollout_counts(samples, issued=plan.shards[shard].stop - plan.shards[shard].start),
-        metrics=rollout_metrics(samples, stage.seconds.get("generate", 0.0)),
-    )

@@ -26,24 +26,23 @@ def commit_training(stage: Stage, data: IterationBatch, steps: Steps, saved: Sav
     if torch.distributed.get_rank() == 0:
         reasons = drop_reasons(data, steps)
         metrics = training_metrics(data, steps)
-        temporary = stage.temporary("samples.parquet")
-        with ShardWriter(temporary, TRAIN, {"run_id": stage.plan.run_id}) as writer:
-            writer.write(sample_columns(stage, data, steps, reasons))
-        samples_content = content_digest(temporary, TRAIN)
-        stage.commit(
-            data=temporary,
-            name="samples.parquet",
-            rows=data.sample_count,
-            tokens=int(data.batch.total_lengths.sum()),
-            content=saved.content,
-            counts={"samples": data.sample_count, **Counter(reason or "used" for reason in reasons)},
-            metrics=metrics,
-            outputs={
-                "policy_version": saved.version,
-                "probes": saved.probes,
-                "samples_content": samples_content,
-            },
-        )
+        with stage.output("samples.parquet") as temporary:
+            with ShardWriter(temporary, TRAIN, {"run_id": stage.plan.run_id}) as writer:
+                writer.write(sample_columns(stage, data, steps, reasons))
+            stage.commit(
+                data=temporary,
+                name="samples.parquet",
+                rows=data.sample_count,
+                tokens=int(data.batch.total_lengths.sum()),
+                content=saved.content,
+                counts={"samples": data.sample_count, **Counter(reason or "used" for reason in reasons)},
+                metrics=metrics,
+                outputs={
+                    "policy_version": saved.version,
+                    "probes": saved.probes,
+                    "samples_content": content_digest(temporary, TRAIN),
+                },
+            )
         append_metrics(stage, metrics)
     torch.distributed.barrier()
     return stage.manifest_path

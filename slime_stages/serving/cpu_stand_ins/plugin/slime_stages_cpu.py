@@ -35,9 +35,7 @@ def register() -> None:
     HookRegistry.register(
         "sglang.srt.batch_invariant_ops.enable_batch_invariant_mode", enable_batch_invariant_mode, HookType.REPLACE
     )
-    HookRegistry.register(
-        "sglang.srt.entrypoints.engine._set_envs_and_config", start_processes_by_fork, HookType.AFTER
-    )
+    HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", start_processes_by_fork, HookType.AFTER)
     HookRegistry.register(f"{ATTENTION}._run_sdpa_forward_decode", decode_by_length, HookType.AROUND)
 
 

@@ -1,0 +1,41 @@
+"""One forker, one engine and one finished run for all end-to-end tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slime_stages.rundir import RunDir
+from slime_stages.serving.engine import Engine
+from tests.e2e.runs import copy_run, lend, new_run, run_iteration
+from tests.e2e.stage_calls import Forker
+
+
+@pytest.fixture(scope="session")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    with Forker(tmp_path_factory.mktemp("forker") / "stages.log") as forker:
+        yield forker
+
+
+@pytest.fixture(scope="session")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Path,
+    tiny_prompts: Path,
+    tiny_engine: Engine,
+    forker: Forker,
+) -> RunDir:
+    """A run of two iterations that nothing disturbed; tests work on copies."""
+    run = new_run(tmp_path_factory.mktemp("runs") / "finished", tiny_model, tiny_prompts)
+    lend(tiny_engine, run)
+    for iteration in (0, 1):
+        run_iteration(run, iteration, forker)
+    return run
+
+
+@pytest.fixture
+def run(finished: RunDir, tmp_path: Path) -> RunDir:
+    """A copy of the finished run, to do anything with."""
+    return copy_run(finished, tmp_path / "run")

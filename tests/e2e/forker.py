@@ -1,0 +1,179 @@
+"""Stage calls in children of one preloaded process, each watched, and killed at a given point if asked to.
+
+What changes files in the run folder, and every unit of work that is reported done, is an event. An undisturbed child
+tells its events; another one is killed at the n-th. The process adopts orphans, so that none goes unseen.
+
+Run as `python -m tests.e2e.forker ANSWERS PARENT`; tests talk to it through `Forker` of `stage_calls.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import stat
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from slime_stages.launch import preload
+
+FILE_FUNCTIONS = ("rename", "replace", "link", "symlink", "fsync", "unlink", "remove", "mkdir", "rmdir")
+SET_CHILD_SUBREAPER = 36
+END_SECONDS = 15.0
+"""How long processes of a killed stage may take to notice and end."""
+
+
+def main() -> None:
+    answers = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
+    preload.die_with_parent(int(sys.argv[2]))
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for module in preload.MODULES:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        answers.write(json.dumps(run_together(json.loads(line))).encode() + b"\n")
+
+
+def run_together(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Fork a child for each job, all at once; how each ended, with its events and who outlived it."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = [start(job, Path(folder) / str(number)) for number, job in enumerate(jobs)]
+        outcomes = [finish(child, reader, Path(folder) / str(number)) for number, (child, reader) in enumerate(started)]
+        survivors = await_orphans()
+    return [{**outcome, "survivors": survivors} for outcome in outcomes]
+
+
+def start(job: dict[str, Any], record: Path) -> tuple[int, int]:
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        try:
+            work(job, record, writer, parent)
+        finally:
+            os._exit(99)
+    os.close(writer)
+    return child, reader
+
+
+def finish(child: int, reader: int, record: Path) -> dict[str, Any]:
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    _, status = os.waitpid(child, 0)
+    events = record.read_text().splitlines() if record.exists() else []
+    return {
+        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+        "answer": json.loads(answer) if answer else None,
+        "events": [line.split("\t") for line in events],
+    }
+
+
+def await_orphans() -> list[str]:
+    """Collect what children left behind; the commands of those that are still there after `END_SECONDS`."""
+    deadline = time.monotonic() + END_SECONDS
+    while True:
+        try:
+            child, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return []
+        if child == 0 and time.monotonic() > deadline:
+            return kill_children()
+        time.sleep(0 if child else 0.02)
+
+
+def kill_children() -> list[str]:
+    tasks = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in tasks]
+    for pid in tasks:
+        os.kill(int(pid), signal.SIGKILL)
+        os.waitpid(int(pid), 0)
+    return commands
+
+
+def work(job: dict[str, Any], record: Path, writer: int, parent: int) -> None:
+    """What the child does: the call, as a forked stage of the local loop does it."""
+    from slime_stages.launch.run_stage import result_of
+    from slime_stages.stage import StageCall, finish_deferred
+
+    preload.die_with_parent(parent)
+    os.environ.update(job["environment"])
+    log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    call = StageCall.from_json(job["call"])
+    Watch(call.run, record, job["kill"]).begin()
+    result = result_of(call)
+    os.write(writer, result.to_json())
+    os.close(writer)
+    finish_deferred()
+    os._exit(0)
+
+
+class Watch:
+    """Notes the events of this process and of its forks; kills the one that comes to the point of `kill`."""
+
+    def __init__(self, run: Path, record: Path, kill: dict[str, Any] | None) -> None:
+        self._run, self._kill = str(run), kill
+        self._record = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._stage = os.getpid()
+        self._counts: dict[int, int] = {}
+
+    def begin(self) -> None:
+        from slime_stages.progress import Progress
+
+        for name in FILE_FUNCTIONS:
+            setattr(os, name, self._watched(name, getattr(os, name)))
+        advance = Progress.advance
+
+        def watched_advance(progress: Progress, *arguments: Any, **figures: Any) -> None:
+            advance(progress, *arguments, **figures)
+            self._note("done", f"{progress._title} {progress._done}", None)
+
+        Progress.advance = watched_advance  # type: ignore[method-assign]
+
+    def _watched(self, name: str, function: Any) -> Any:
+        def watched(path: Any, *arguments: Any, **named: Any) -> Any:
+            place = resolved(path, named.get("dir_fd"))
+            is_inside = place.startswith(self._run + "/")
+            if is_inside:
+                self._note(name, place.removeprefix(self._run + "/"), path)
+            result = function(path, *arguments, **named)
+            if is_inside and self._is_here("after"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return watched
+
+    def _note(self, name: str, what: str, path: Any) -> None:
+        process = os.getpid()
+        self._counts[process] = self._counts.get(process, 0) + 1
+        os.write(self._record, f"{self._role()}\t{self._counts[process]}\t{name}\t{what}\n".encode())
+        if self._is_here("torn"):
+            assert name == "fsync"
+            os.truncate(resolved(path, None), os.path.getsize(resolved(path, None)) // 2)
+        if self._is_here("torn") or self._is_here("before"):
+            os.kill(process, signal.SIGKILL)
+
+    def _role(self) -> str:
+        return "stage" if os.getpid() == self._stage else "fork"
+
+    def _is_here(self, mode: str) -> bool:
+        here = {"role": self._role(), "number": self._counts.get(os.getpid(), 0), "mode": mode}
+        return self._kill == here
+
+
+def resolved(path: Any, folder: int | None) -> str:
+    """The absolute path that a call on the file system means."""
+    if isinstance(path, int):
+        return os.readlink(f"/proc/self/fd/{path}") if stat.S_IFMT(os.fstat(path).st_mode) != stat.S_IFIFO else ""
+    text = os.fsdecode(path)
+    return os.path.join(os.readlink(f"/proc/self/fd/{folder}") if folder is not None else os.getcwd(), text)
+
+
+if __name__ == "__main__":
+    main()

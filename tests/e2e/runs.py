@@ -1,0 +1,131 @@
+"""Runs of the tiny model for end-to-end tests: small, seeded, and with rewards that every rerun gives again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_stages.config import resolve
+from slime_stages.launch.plans import ensure_plan
+from slime_stages.launch.start_run import start_run
+from slime_stages.launch.states import calls_of
+from slime_stages.lineage import shard_manifest_path
+from slime_stages.manifest import Manifest, check_data, read_manifest
+from slime_stages.rundir import RunDir
+from slime_stages.serving.engine import Engine
+from slime_stages.serving.registry import register_engine
+from slime_stages.stage import StageCall, read_run_plan
+from tests.e2e.stage_calls import Forker
+
+SETTINGS = """
+[model]
+hf_checkpoint = "{model}"
+[data]
+prompt_data = ["{prompts}"]
+input_key = "prompt"
+label_key = "label"
+apply_chat_template = true
+[rollout]
+rollout_batch_size = 4
+n_samples_per_prompt = 2
+rollout_max_response_len = 6
+rollout_shards = 2
+[reward]
+rm_type = "random"
+reward_workers = 1
+[train]
+use_dynamic_batch_size = true
+max_tokens_per_gpu = 256
+[optimizer]
+lr = 1e-3
+"""
+TEMPORARY = (".tmp-", ".claim-", ".journal-")
+
+
+def new_run(folder: Path, model: Path, prompts: Path, **flags: Any) -> RunDir:
+    """Write the config beside the run folder and start the run; flags are settings over `SETTINGS`."""
+    config = folder.with_suffix(".toml")
+    config.write_text(SETTINGS.format(model=model, prompts=prompts))
+    run = RunDir(folder)
+    start_run(run, resolve(config, flags).config)
+    return run
+
+
+def lend(engine: Engine, run: RunDir) -> None:
+    """Register the engine with the run, as its warm engine, with the weights that the engine began with."""
+    if engine.version() != "0":
+        engine.update_weights(engine.model, "0")
+    register_engine(run.engines_path, "warm", url=engine.url, pid=engine.pid)
+
+
+def run_iteration(run: RunDir, iteration: int, forker: Forker) -> None:
+    for call in calls_of(run, ensure_plan(run, iteration)):
+        outcome = forker.run(call)
+        assert outcome.result is not None, (call.title, outcome.signal, forker.log)
+        assert outcome.result.exit_code == 0, (call.title, outcome.result)
+
+
+def copy_run(run: RunDir, folder: Path) -> RunDir:
+    """A copy of a run folder, which is as good as the original: nothing in it says where it lies."""
+    shutil.copytree(run.root, folder, symlinks=True)
+    return RunDir(folder)
+
+
+def without(run: RunDir, iteration: int, stage: str) -> RunDir:
+    """Take the run back to the time before a stage of its newest iteration."""
+    later = ("rollout", "reward", "train", "sync")
+    for name in later[later.index(stage) :]:
+        shutil.rmtree(run.stage_path(name, iteration), ignore_errors=True)
+    shutil.rmtree(run.weights_path(iteration + 1), ignore_errors=True)
+    if stage != "sync":
+        shutil.rmtree(run.checkpoints_path / f"iter_{iteration + 1:07d}", ignore_errors=True)
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a call committed, as far as every attempt must make it alike."""
+
+    content: str
+    rows: int
+    inputs: dict[str, str]
+    counts: dict[str, int]
+
+
+def committed(run: RunDir, call: StageCall) -> Committed:
+    """The call's manifest, whose data is whole."""
+    manifest = manifest_of(run, call)
+    if manifest.data is not None:
+        check_data(manifest_path(run, call), manifest)
+    return Committed(manifest.content, manifest.rows, manifest.inputs, manifest.counts)
+
+
+def manifest_of(run: RunDir, call: StageCall) -> Manifest:
+    return read_manifest(manifest_path(run, call))
+
+
+def manifest_path(run: RunDir, call: StageCall) -> Path:
+    plan = read_run_plan(run, call.iteration, call.split)
+    return shard_manifest_path(run, plan, call.stage, call.shard)
+
+
+def manifests(run: RunDir) -> dict[str, Manifest]:
+    """All manifests of the run, by path below the run folder."""
+    found = [path for path in run.iterations_path.rglob("*.json") if path.name != "plan.json"]
+    return {
+        str(path.relative_to(run.root)): read_manifest(path) for path in sorted(found) if "superseded" not in path.parts
+    }
+
+
+def leftovers(run: RunDir) -> list[str]:
+    """Files and folders that only an attempt at work has any use for."""
+    return sorted(str(path.relative_to(run.root)) for path in _paths(run.root) if path.name.startswith(TEMPORARY))
+
+
+def _paths(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        yield from (Path(folder, name) for name in folders + files)

@@ -1,0 +1,104 @@
+"""Every stage is killed at every kind of point; the same call then goes on, and nothing tells the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slime_stages.rundir import RunDir
+from slime_stages.serving.engine import Engine
+from slime_stages.stage import StageCall
+from slime_stages.weights.checkpoints import OPTIMIZER, check_checkpoint, iteration_folder
+from slime_stages.weights.publish import verify_weights
+from tests.e2e.runs import Committed, committed, copy_run, leftovers, lend, without
+from tests.e2e.stage_calls import Forker, KillPoint, kill_points, spread
+
+
+class Attempts:
+    """Kills a call at chosen points, each time in a fresh copy of the run, and runs it again."""
+
+    def __init__(self, before: RunDir, call: StageCall, forker: Forker, folder: Path) -> None:
+        self._before, self._call, self._forker, self._folder = before, call, forker, folder
+        undisturbed = self._copy("undisturbed")
+        outcome = forker.run(self._in(undisturbed))
+        assert outcome.result is not None
+        assert outcome.result.exit_code == 0, outcome.result
+        self.points = kill_points(outcome.events)
+        self._expected = self._found(undisturbed)
+
+    def complaints(self, points: list[KillPoint]) -> Iterator[str]:
+        """What is wrong after a kill and a second attempt; nothing, if all is well."""
+        for number, point in enumerate(points):
+            run = self._copy(f"{number:03d}")
+            killed = self._forker.run(self._in(run), point)
+            if point.event.role == "stage" and not killed.is_killed:
+                yield f"{point}: was not reached"
+                continue
+            again = self._forker.run(self._in(run))
+            if again.result is None or again.result.exit_code != 0:
+                yield f"{point}: the second attempt ends with {again.result or again.signal}"
+                continue
+            if survivors := killed.survivors + again.survivors:
+                yield f"{point}: left processes: {survivors}"
+            if remains := leftovers(run):
+                yield f"{point}: left {remains}"
+            if (found := self._found(run)) != self._expected:
+                yield f"{point}: {found}, not {self._expected}"
+
+    def _copy(self, name: str) -> RunDir:
+        return copy_run(self._before, self._folder / name)
+
+    def _in(self, run: RunDir) -> StageCall:
+        return StageCall(stage=self._call.stage, run=run.root, iteration=self._call.iteration, shard=self._call.shard)
+
+    def _found(self, run: RunDir) -> tuple[Committed, list[str]]:
+        """The commit, and all files of the run but logs."""
+        call = self._in(run)
+        found = committed(run, call)
+        if call.stage == "train":
+            check_checkpoint(iteration_folder(run.checkpoints_path, call.iteration + 1), part=OPTIMIZER)
+        elif call.stage == "sync":
+            verify_weights(run.weights_path(call.iteration + 1))
+        files = [path.relative_to(run.root) for path in run.root.rglob("*") if not path.is_dir()]
+        return found, sorted(str(path) for path in files if path.parts[0] != "logs")
+
+
+def test_a_killed_reward_is_scored_by_the_next_attempt(run: RunDir, forker: Forker, tmp_path: Path) -> None:
+    call = StageCall(stage="reward", run=run.root, iteration=1, shard=1)
+    attempts = Attempts(without(run, 1, "reward"), call, forker, tmp_path)
+
+    assert list(attempts.complaints(attempts.points)) == []
+
+
+def test_a_killed_sync_publishes_on_the_next_attempt(run: RunDir, forker: Forker, tmp_path: Path) -> None:
+    call = StageCall(stage="sync", run=run.root, iteration=1)
+    attempts = Attempts(without(run, 1, "sync"), call, forker, tmp_path)
+
+    assert list(attempts.complaints(attempts.points)) == []
+
+
+def test_a_killed_rollout_asks_only_for_what_is_not_journalled(
+    run: RunDir, forker: Forker, tiny_engine: Engine, tmp_path: Path
+) -> None:
+    lend(tiny_engine, run)
+    call = StageCall(stage="rollout", run=run.root, iteration=0, shard=0)
+    attempts = Attempts(without(run, 0, "rollout"), call, forker, tmp_path)
+
+    assert list(attempts.complaints(spread(attempts.points, 16))) == []
+
+
+def test_a_killed_training_is_repeated_and_ends_alike(run: RunDir, forker: Forker, tmp_path: Path) -> None:
+    call = StageCall(stage="train", run=run.root, iteration=1)
+    attempts = Attempts(without(run, 1, "train"), call, forker, tmp_path)
+
+    assert list(attempts.complaints(spread(attempts.points, 12))) == []
+
+
+@pytest.mark.slow
+def test_a_training_killed_anywhere_is_repeated_and_ends_alike(run: RunDir, forker: Forker, tmp_path: Path) -> None:
+    call = StageCall(stage="train", run=run.root, iteration=1)
+    attempts = Attempts(without(run, 1, "train"), call, forker, tmp_path)
+
+    assert list(attempts.complaints(attempts.points)) == []
