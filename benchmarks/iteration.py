@@ -119,6 +119,7 @@ def watched(command: Sequence[str], log: Path, threads: int) -> ProcessTree:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait cost most beside other programs
     }
     tree = ProcessTree(command, environment=environment, output=log, folder=ROOT)
     if code := tree.run():

@@ -165,11 +165,11 @@ def open_stage(call: StageCall, inputs: Mapping[str, str], *, plan: Plan, config
         config_digest=config_digest(config, call),
     )
     state = stage.state()
+    if path.parent.exists():
+        remove_leftovers(path.parent)
     if state.is_fresh and not call.force:
         say(f"{call.title}: already committed")
         return None
-    if path.parent.exists():
-        remove_leftovers(path.parent)
     if state.kind != "missing":
         say(f"{call.title}: made again, it is {state.reason if state.kind != 'fresh' else 'forced'}")
         supersede(path)

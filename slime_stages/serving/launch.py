@@ -19,6 +19,12 @@ ACCELERATOR_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/davinci[0-9]*", "/
 TINY_WEIGHTS_BYTES = 64 << 20
 """Below this a second thread costs more in waiting than it computes."""
 
+MOST_THREADS = 8
+"""By default; more wait for each other in the small products of a model that fits a CPU."""
+
+TOKENS_ONLY_FLAGS: Mapping[str, object] = {"skip_tokenizer_init": True}
+"""For a caller that sends ids, reads ids and has no stop strings: saves SGLang three loads of the tokenizer at start."""
+
 CPU_FLAGS: Mapping[str, object] = {
     "device": "cpu",
     "dtype": "float32",
@@ -51,7 +57,7 @@ class EngineOptions:
     """SGLang's random seed; samples carry seeds of their own."""
 
     threads: int | None = None
-    """Of one process on a CPU; None: as many as there are cores, but 1 for a tiny model."""
+    """Of one process on a CPU; None: half the cores, at most 8, but 1 for a tiny model."""
 
     flags: Mapping[str, object] = field(default_factory=dict)
     """`--sglang-*`, by name with underscores."""
@@ -123,7 +129,8 @@ def _cpu_environment(options: EngineOptions, model: Path) -> dict[str, str]:
         folders += [STAND_INS / "sgl_kernel", STAND_INS / "plugin"]
         plugin = _served_model(model)
     cores = sorted(os.sched_getaffinity(0))
-    threads = options.threads or (1 if _weights_bytes(model) < TINY_WEIGHTS_BYTES else len(cores))
+    most = 1 if _weights_bytes(model) < TINY_WEIGHTS_BYTES else MOST_THREADS
+    threads = options.threads or max(1, min(most, len(cores) // 2))
     ranks = _count(options.layout, "tp_size") * _count(options.flags, "dp_size")
     binding = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(_shares(cores, ranks))} if ranks > 1 else {}
     return {
@@ -132,6 +139,7 @@ def _cpu_environment(options: EngineOptions, model: Path) -> dict[str, str]:
         "TORCHDYNAMO_DISABLE": "1",  # compiling one sampling function takes longer than a short job
         "MKL_CBWR": "AVX2,STRICT",  # the same bits with any number of threads
         "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin at a barrier starve each other on a busy node
         **plugin,
         **binding,
     }

@@ -141,7 +141,8 @@ class Watch:
             place = resolved(path, named.get("dir_fd"))
             is_inside = place.startswith(self._run + "/")
             if is_inside:
-                self._note(name, place.removeprefix(self._run + "/"), path)
+                kind = f"{name} folder" if name == "fsync" and os.path.isdir(place) else name
+                self._note(kind, place.removeprefix(self._run + "/"), path)
             result = function(path, *arguments, **named)
             if is_inside and self._is_here("after"):
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -35,7 +35,7 @@ n_samples_per_prompt = 2
 rollout_max_response_len = 6
 rollout_shards = 2
 [reward]
-rm_type = "random"
+custom_rm_path = "tests.e2e.rewards.parity"
 reward_workers = 1
 [train]
 use_dynamic_batch_size = true

@@ -30,7 +30,7 @@ class Event:
     number: int
     """Counts from 1 in each process."""
     name: str
-    """The function of `os`, or `done`."""
+    """The function of `os` (`fsync folder` for that of a folder), or `done`."""
     what: str
     """Path below the run folder, or what is done."""
 
@@ -113,7 +113,9 @@ def outcome_of(values: dict[str, Any]) -> Outcome:
     return Outcome(
         signal=values["signal"],
         result=StageResult(**values["answer"]) if values["answer"] else None,
-        events=[Event(role, int(number), name, OWN_NAMES.sub("*", what)) for role, number, name, what in values["events"]],
+        events=[
+            Event(role, int(number), name, OWN_NAMES.sub("*", what)) for role, number, name, what in values["events"]
+        ],
         survivors=values["survivors"],
     )
 
@@ -123,7 +125,7 @@ def kill_points(events: list[Event]) -> list[KillPoint]:
     points = []
     for event in events:
         points.append(KillPoint(event, "before"))
-        if event.name == "fsync" and "." in Path(event.what).name:
+        if event.name == "fsync":
             points.append(KillPoint(event, "torn"))
     last = {event.role: event for event in events if event.name != "done"}
     return points + [KillPoint(event, "after") for event in last.values()]

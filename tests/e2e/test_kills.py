@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,8 +29,11 @@ class Attempts:
         self.points = kill_points(outcome.events)
         self._expected = self._found(undisturbed)
 
-    def complaints(self, points: list[KillPoint]) -> Iterator[str]:
-        """What is wrong after a kill and a second attempt; nothing, if all is well."""
+    def complaints(self, points: list[KillPoint]) -> str:
+        """What is wrong after a kill and a second attempt, one a line; empty if all is well."""
+        return "\n".join(self._complaints(points))
+
+    def _complaints(self, points: list[KillPoint]) -> Iterator[str]:
         for number, point in enumerate(points):
             run = self._copy(f"{number:03d}")
             killed = self._forker.run(self._in(run), point)
@@ -46,6 +50,7 @@ class Attempts:
                 yield f"{point}: left {remains}"
             if (found := self._found(run)) != self._expected:
                 yield f"{point}: {found}, not {self._expected}"
+            shutil.rmtree(run.root)
 
     def _copy(self, name: str) -> RunDir:
         return copy_run(self._before, self._folder / name)
@@ -69,14 +74,14 @@ def test_a_killed_reward_is_scored_by_the_next_attempt(run: RunDir, forker: Fork
     call = StageCall(stage="reward", run=run.root, iteration=1, shard=1)
     attempts = Attempts(without(run, 1, "reward"), call, forker, tmp_path)
 
-    assert list(attempts.complaints(attempts.points)) == []
+    assert attempts.complaints(attempts.points) == ""
 
 
 def test_a_killed_sync_publishes_on_the_next_attempt(run: RunDir, forker: Forker, tmp_path: Path) -> None:
     call = StageCall(stage="sync", run=run.root, iteration=1)
     attempts = Attempts(without(run, 1, "sync"), call, forker, tmp_path)
 
-    assert list(attempts.complaints(attempts.points)) == []
+    assert attempts.complaints(attempts.points) == ""
 
 
 def test_a_killed_rollout_asks_only_for_what_is_not_journalled(
@@ -86,14 +91,14 @@ def test_a_killed_rollout_asks_only_for_what_is_not_journalled(
     call = StageCall(stage="rollout", run=run.root, iteration=0, shard=0)
     attempts = Attempts(without(run, 0, "rollout"), call, forker, tmp_path)
 
-    assert list(attempts.complaints(spread(attempts.points, 16))) == []
+    assert attempts.complaints(spread(attempts.points, 16)) == ""
 
 
 def test_a_killed_training_is_repeated_and_ends_alike(run: RunDir, forker: Forker, tmp_path: Path) -> None:
     call = StageCall(stage="train", run=run.root, iteration=1)
     attempts = Attempts(without(run, 1, "train"), call, forker, tmp_path)
 
-    assert list(attempts.complaints(spread(attempts.points, 12))) == []
+    assert attempts.complaints(spread(attempts.points, 12)) == ""
 
 
 @pytest.mark.slow
@@ -101,4 +106,4 @@ def test_a_training_killed_anywhere_is_repeated_and_ends_alike(run: RunDir, fork
     call = StageCall(stage="train", run=run.root, iteration=1)
     attempts = Attempts(without(run, 1, "train"), call, forker, tmp_path)
 
-    assert list(attempts.complaints(attempts.points)) == []
+    assert attempts.complaints(attempts.points) == ""

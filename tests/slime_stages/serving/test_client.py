@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from slime_stages.errors import DataError, InternalError, RetryableError
+from slime_stages.serving.client import EngineClient, read_answer
+
+ANSWER = {
+    "text": "ab",
+    "output_ids": [5, 6],
+    "meta_info": {
+        "output_token_logprobs": [[-0.5, 5, None], [-1.5, 6, None]],
+        "finish_reason": {"type": "length", "length": 2},
+        "weight_version": "7",
+    },
+}
+Serve = Callable[[Callable[[dict[str, Any]], web.Response]], Awaitable[str]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts a server on a free port that answers each request by a function of its body."""
+    runners = []
+
+    async def start(answer: Callable[[dict[str, Any]], web.Response]) -> str:
+        async def handle(request: web.Request) -> web.Response:
+            return answer(await request.json() | {"routing_key": request.headers.get("X-SMG-Routing-Key")})
+
+        application = web.Application()
+        application.router.add_post("/generate", handle)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def test_a_real_engine_answers_ids_log_probs_and_version(client: EngineClient) -> None:
+    output = await client.generate([10, 20, 30], {"temperature": 1.0, "max_new_tokens": 4, "ignore_eos": True}, rid="a")
+
+    assert len(output.output_ids) == len(output.output_log_probs) == 4
+    assert output.finish_reason == "length"
+    assert output.weight_version == "7"
+    assert max(output.output_log_probs) <= 0
+
+
+async def test_a_prompt_computed_once_is_in_the_prefix_cache(client: EngineClient) -> None:
+    prompt = list(range(40, 80))
+    await client.prefill(prompt, rid="prefix")
+
+    output = await client.generate(prompt, {"max_new_tokens": 1}, rid="after-prefix")
+
+    assert output.meta_info["cached_tokens"] == 39
+
+
+async def test_a_real_engine_refuses_an_unknown_sampling_parameter(client: EngineClient) -> None:
+    with pytest.raises(DataError, match="temprature"):
+        await client.generate([10], {"temprature": 1.0}, rid="b")
+
+
+async def test_an_aborted_request_answers_with_what_it_has(client: EngineClient) -> None:
+    request = asyncio.create_task(client.generate([10, 11], {"max_new_tokens": 2000, "ignore_eos": True}, rid="long"))
+    await asyncio.sleep(1.0)
+
+    await client.abort("long")
+    output = await request
+
+    assert output.finish_reason == "abort"
+    assert 0 < len(output.output_ids) < 2000
+
+
+async def test_an_id_outside_the_vocabulary_is_refused_before_it_is_sent() -> None:
+    async with EngineClient("http://127.0.0.1:1", vocab_size=512) as client:
+        with pytest.raises(DataError, match="request c has token 512 at position 1; the vocabulary has 512"):
+            await client.generate([3, 512], {}, rid="c")
+
+
+async def test_a_server_error_is_tried_again_under_another_id(serve: Serve) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> web.Response:
+        seen.append(body)
+        return web.json_response(ANSWER) if len(seen) == 3 else web.Response(status=503)
+
+    async with EngineClient(await serve(answer), vocab_size=10) as client:
+        output = await client.generate([1], {}, rid="d", routing_key="session", extra={"priority": 1})
+
+    assert (output.output_ids, output.output_log_probs) == ([5, 6], [-0.5, -1.5])
+    assert [body["rid"] for body in seen] == ["d", "d.1", "d.2"]
+    assert {body["routing_key"] for body in seen} == {"session"}
+    assert seen[0]["priority"] == 1
+
+
+async def test_an_engine_that_never_answers_is_given_up_at_the_deadline() -> None:
+    async with EngineClient("http://127.0.0.1:1", vocab_size=10, timeout_seconds=0.5) as client:
+        with pytest.raises(
+            RetryableError, match=r"request e is unanswered after 0.5 s and \d+ tries: .*does not answer"
+        ):
+            await client.generate([1], {}, rid="e")
+
+
+def test_a_log_prob_that_is_not_finite_is_an_error() -> None:
+    meta_info = ANSWER["meta_info"] | {"output_token_logprobs": [[-0.5, 5, None], [None, 6, None]]}  # type: ignore[operator]
+
+    with pytest.raises(InternalError, match="log-prob None at token 1"):
+        read_answer(ANSWER | {"meta_info": meta_info}, "f")
+
+
+def test_ids_and_log_probs_of_other_tokens_are_an_error() -> None:
+    with pytest.raises(InternalError, match="3 tokens, but log-probs of 2 others"):
+        read_answer(ANSWER | {"output_ids": [5, 6, 7]}, "g")
