@@ -72,7 +72,7 @@ def test_a_changed_config_is_refused_with_the_differences_unless_asked_for(
 ) -> None:
     changed = resolved(**settings, lr=3e-6).config
 
-    with pytest.raises(UsageError, match="optimizer.lr: 1e-06 -> 3e-06"):
+    with pytest.raises(UsageError, match=r"optimizer\.lr: 1e-06 -> 3e-06"):
         change_config(run, changed, allowed=False)
     assert current_revision(run) == 0
     change_config(run, changed, allowed=True)

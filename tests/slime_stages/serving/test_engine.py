@@ -55,7 +55,7 @@ def test_weights_that_do_not_load_leave_the_old_ones_in_place(engine: Engine, tm
 
 
 def test_a_folder_without_a_model_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match="holds no config.json"):
+    with pytest.raises(MissingInputError, match=r"holds no config\.json"):
         Engine(tmp_path, "1", log=tmp_path / "log").start()
 
 

@@ -65,7 +65,7 @@ def test_known_flags_come_back_by_field_name() -> None:
 
 
 def test_a_switch_with_a_value_is_refused() -> None:
-    with pytest.raises(UsageError, match="`--sglang-disable-radix-cache` is a switch of sglang .*, not 3"):
+    with pytest.raises(UsageError, match=r"`--sglang-disable-radix-cache` is a switch of sglang .*, not 3"):
         check_sglang_flags({"disable_radix_cache": 3}, sys.executable)
 
 

@@ -11,7 +11,7 @@ from slime_stages.errors import DataError
 from slime_stages.plan import Plan, plan_shards
 from slime_stages.sample import Sample, Status
 from slime_stages.sample_table import samples_table
-from stages.train.batch import IterationBatch, batch_of
+from stages.train.batch import ROLLOUT_COLUMNS, IterationBatch, batch_of
 from stages.train.gate import check_log_probs, check_samples
 from stages.train.steps import needs_backward, step_weights
 from tests.slime_stages.config.settings import resolved
@@ -39,7 +39,8 @@ def sample(index: int, *, length: int = 2, status: Status = Status.COMPLETED, ve
 
 
 def batch(samples: list[Sample], rewards: list[float | None], config: Config | None = None) -> IterationBatch:
-    table = samples_table(samples, iteration=0, shard=0).append_column("reward", pa.array(rewards, pa.float64()))
+    read = samples_table(samples, iteration=0, shard=0).select(list(ROLLOUT_COLUMNS))
+    table = read.append_column("reward", pa.array(rewards, pa.float64()))
     return batch_of(table, config or settings())
 
 
@@ -128,7 +129,8 @@ def test_the_gate_warns_and_refuses_by_the_gap_between_engine_and_trainer(capsys
     check_log_probs(0.001, PLAN, settings())
     check_log_probs(0.01, PLAN, settings())
     assert capsys.readouterr().err == (
-        "warning: engine and trainer give the sampled tokens probabilities that differ by 0.0100 on average, above 0.005\n"
+        "warning: engine and trainer give the sampled tokens probabilities that differ by 0.0100 on average, "
+        "above 0.005\n"
     )
 
     with pytest.raises(DataError, match=r"above refuse_probs_diff 0\.05; nothing was trained"):
