@@ -70,7 +70,7 @@ def train(steps: int, threads: int) -> Clock:
     """The steps, with nothing logged or saved."""
     import torch
     from datasets import load_dataset
-    from trl import GRPOTrainer
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     torch.set_num_threads(threads)
     clock = Clock()
@@ -89,7 +89,7 @@ def train(steps: int, threads: int) -> Clock:
 
 def settings(steps: int, folder: str) -> Any:
     """The quick start's settings, and of TRL's own the fastest that were found for a CPU."""
-    from trl import GRPOConfig
+    from trl.trainer.grpo_config import GRPOConfig
 
     return GRPOConfig(
         output_dir=folder,
@@ -130,7 +130,7 @@ def watch(trainer: Any, clock: Clock) -> None:
     """Have the trainer's methods report to the clock."""
     from transformers import TrainerCallback
 
-    class StepEnd(TrainerCallback):  # type: ignore[misc]
+    class StepEnd(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             clock.end_step()
 

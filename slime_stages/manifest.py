@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slime_stages import __version__
 from slime_stages.commit import commit, create_file
-from slime_stages.digest import digest_file
+from slime_stages.digest import digest_file, sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError
 
 MANIFEST_VERSION = 1
@@ -72,7 +72,7 @@ class Manifest(BaseModel):
     """Version of slime-stages, and its git commit from a checkout."""
 
     def to_bytes(self) -> builtins.bytes:
-        return orjson.dumps(self.model_dump(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(sealed(self.model_dump()), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -87,7 +87,7 @@ def read_manifest(path: Path) -> Manifest:
             raise DataError(
                 f"{path} is a manifest of version {values.get('schema_version')}; this reads {MANIFEST_VERSION}"
             )
-        return Manifest(**values)
+        return Manifest(**unsealed(values, path))
     except (orjson.JSONDecodeError, AttributeError, TypeError, ValidationError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path} is not a whole manifest: {reason}") from error
@@ -98,11 +98,8 @@ def data_path(manifest_path: Path, manifest: Manifest) -> Path:
     return manifest_path.with_name(manifest.data)
 
 
-def check_data(manifest_path: Path, manifest: Manifest) -> Path:
-    """The data file, after a look that it is the one committed.
-
-    MissingInputError if it is gone, DataError if size or digest differ.
-    """
+def check_size(manifest_path: Path, manifest: Manifest) -> Path:
+    """The data file, after a quick look: MissingInputError if it is gone, DataError if its size differs."""
     path = data_path(manifest_path, manifest)
     try:
         size = path.stat().st_size
@@ -110,6 +107,15 @@ def check_data(manifest_path: Path, manifest: Manifest) -> Path:
         raise MissingInputError(f"{path} is gone, but its manifest is there") from error
     if size != manifest.bytes:
         raise DataError(f"{path} has {size} bytes, its manifest says {manifest.bytes}")
+    return path
+
+
+def check_data(manifest_path: Path, manifest: Manifest) -> Path:
+    """The data file, after a look that it is the one committed.
+
+    MissingInputError if it is gone, DataError if size or digest differ.
+    """
+    path = check_size(manifest_path, manifest)
     if (digest := digest_file(path)) != manifest.digest:
         raise DataError(f"{path} has digest {digest}, its manifest says {manifest.digest}")
     return path

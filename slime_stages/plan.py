@@ -8,7 +8,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from slime_stages.commit import create_file
-from slime_stages.digest import digest_bytes
+from slime_stages.digest import digest_json, sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError
 
 PLAN_VERSION = 1
@@ -53,11 +53,11 @@ class Plan(BaseModel):
         return len(self.shards)
 
     def to_bytes(self) -> bytes:
-        return orjson.dumps(self.model_dump(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(sealed(self.model_dump()), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
     @property
     def digest(self) -> str:
-        return digest_bytes(self.to_bytes())
+        return digest_json(self.model_dump())
 
 
 def plan_shards(start: int, count: int, shard_count: int) -> tuple[ShardPlan, ...]:
@@ -77,10 +77,10 @@ def read_plan(path: Path) -> Plan:
         values = orjson.loads(path.read_bytes())
         if isinstance(values, dict) and values.get("version", PLAN_VERSION) != PLAN_VERSION:
             raise DataError(f"{path} is a plan of version {values['version']}; this reads {PLAN_VERSION}")
-        return Plan(**values)
+        return Plan(**unsealed(values, path))
     except FileNotFoundError as error:
         raise MissingInputError(f"there is no plan {path}") from error
-    except (orjson.JSONDecodeError, TypeError, ValidationError) as error:
+    except (orjson.JSONDecodeError, AttributeError, TypeError, ValidationError) as error:
         raise DataError(
             f"{path} is not a whole plan: {str(error).splitlines()[0]}",
             hint=f"rm {path}   (it is made again from the run's config)",

@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
-from slime_stages.commit import create_file
-from slime_stages.errors import DataError, MissingInputError, UsageError
+from slime_stages.commit import TEMPORARY_PREFIX, create_file, replace_file
+from slime_stages.digest import sealed, unsealed
+from slime_stages.errors import DataError, MissingInputError, SlimeStagesError, UsageError
 
 RUN_VERSION = 1
 
@@ -104,16 +107,26 @@ class RunDir:
     def exists(self) -> bool:
         return self.identity_path.exists()
 
+    def recover(self) -> bool:
+        """Whether this is a run. A lost or altered run.json is written again, since every plan names its run."""
+        try:
+            self._read_identity()
+        except SlimeStagesError:
+            named = set(self._run_ids_of_plans())
+            if len(named) == 1:
+                replace_file(self.identity_path, _identity_bytes(named.pop()))
+        return self.exists()
+
     def create(self) -> str:
         """Make the run's identity; returns its id. UsageError if the folder holds something that is no run."""
-        if self.root.exists() and any(self.root.iterdir()) and not self.exists():
-            names = {path.name for path in self.root.iterdir()}
+        if not self.recover() and self.root.exists() and any(self.root.iterdir()):
+            names = {path.name for path in self.root.iterdir() if not path.name.startswith(TEMPORARY_PREFIX)}
             if not names <= {"prompts", "configs", "config.json", "weights"}:
                 found = ", ".join(sorted(names)[:3])
                 raise UsageError(f"{self.root} is no run and not empty ({found})", hint="choose another --run folder")
         self.root.mkdir(parents=True, exist_ok=True)
         run_id = f"{self.root.name}-{uuid.uuid4().hex[:8]}"
-        create_file(self.identity_path, orjson.dumps({"run_id": run_id, "version": RUN_VERSION}))
+        create_file(self.identity_path, _identity_bytes(run_id))
         return self.run_id()
 
     def iterations(self) -> list[int]:
@@ -123,18 +136,30 @@ class RunDir:
         return sorted(int(path.name) for path in self.iterations_path.iterdir() if path.name.isdigit())
 
     def _identity(self) -> dict[str, object]:
+        identity = self._read_identity()
+        if identity.get("version") != RUN_VERSION:
+            raise DataError(f"{self.root} is a run of version {identity.get('version')}; this works on {RUN_VERSION}")
+        return identity
+
+    def _read_identity(self) -> dict[str, object]:
         try:
-            identity = orjson.loads(self.identity_path.read_bytes())
+            return unsealed(orjson.loads(self.identity_path.read_bytes()), self.identity_path)
         except FileNotFoundError as error:
             raise MissingInputError(
                 f"{self.root} is no run: it has no run.json",
                 hint=f"slime-stages init --run {self.root} --config CONFIG.toml",
             ) from error
-        except orjson.JSONDecodeError as error:
+        except (orjson.JSONDecodeError, AttributeError) as error:
             raise DataError(f"{self.identity_path} is not whole: {error}") from error
-        if identity.get("version") != RUN_VERSION:
-            raise DataError(f"{self.root} is a run of version {identity.get('version')}; this works on {RUN_VERSION}")
-        return dict(identity)
+
+    def _run_ids_of_plans(self) -> Iterator[str]:
+        for path in self.iterations_path.glob("[0-9]*/plan.json"):
+            with suppress(OSError, DataError, orjson.JSONDecodeError, AttributeError, KeyError):
+                yield str(unsealed(orjson.loads(path.read_bytes()), path)["run_id"])
+
+
+def _identity_bytes(run_id: str) -> bytes:
+    return orjson.dumps(sealed({"run_id": run_id, "version": RUN_VERSION}))
 
 
 def find_run(given: Path | None, *, base: Path = Path("runs")) -> RunDir:
@@ -142,9 +167,10 @@ def find_run(given: Path | None, *, base: Path = Path("runs")) -> RunDir:
     chosen = given or (Path(os.environ["SLIME_RUN"]) if os.environ.get("SLIME_RUN") else None)
     if chosen is not None:
         run = RunDir(chosen.absolute())
+        run.recover()
         run.run_id()
         return run
-    runs = sorted(path.parent for path in base.glob("*/run.json"))
+    runs = sorted(path for path in base.glob("*/") if RunDir(path.absolute()).recover())
     if len(runs) == 1:
         return RunDir(runs[0].absolute())
     if not runs:

@@ -17,8 +17,9 @@ import orjson
 
 from slime_stages.commit import remove_leftovers, retryable_full_disk, temporary_name
 from slime_stages.config import Config
+from slime_stages.config.frozen import read_frozen
 from slime_stages.errors import DataError, MissingInputError, SlimeStagesError
-from slime_stages.manifest import Manifest, check_data, commit_data, commit_manifest, now, read_manifest
+from slime_stages.manifest import Manifest, check_data, check_size, commit_data, commit_manifest, now, read_manifest
 from slime_stages.plan import Plan, read_plan
 from slime_stages.rundir import RunDir
 
@@ -150,10 +151,19 @@ class Stage:
         return self.manifest_path
 
 
-def open_stage(call: StageCall, inputs: Mapping[str, str], *, plan: Plan, config: Config, path: Path) -> Stage | None:
+def open_stage(
+    call: StageCall,
+    inputs: Mapping[str, str],
+    *,
+    plan: Plan,
+    config: Config,
+    path: Path,
+    check: Callable[[RunDir, Manifest], None] | None = None,
+) -> Stage | None:
     """Ready the call for work, or None (said on stderr) if its output is committed and fresh.
 
-    What is stale, corrupt or forced moves to `superseded/` first.
+    What is stale, corrupt or forced moves to `superseded/` first. `check` raises if what the stage has made beside
+    its manifest's folder is not whole.
     """
     stage = Stage(
         call=call,
@@ -164,7 +174,7 @@ def open_stage(call: StageCall, inputs: Mapping[str, str], *, plan: Plan, config
         inputs=dict(inputs),
         config_digest=config_digest(config, call),
     )
-    state = stage.state()
+    state = stage.state() if check is None else checked(stage.state(), stage.run, check)
     if path.parent.exists():
         remove_leftovers(path.parent)
     if state.is_fresh and not call.force:
@@ -182,8 +192,8 @@ def output_state(path: Path, inputs: Mapping[str, str], config_digest: str, *, d
         manifest = read_manifest(path)
         if manifest.data is not None and deep:
             check_data(path, manifest)
-        elif manifest.data is not None and not path.with_name(manifest.data).exists():
-            raise MissingInputError(f"{path.with_name(manifest.data)} is gone, but its manifest is there")
+        elif manifest.data is not None:
+            check_size(path, manifest)
     except MissingInputError as error:
         return State(kind="corrupt", reason=f"corrupt: {error}") if path.exists() else State(kind="missing")
     except DataError as error:
@@ -196,6 +206,17 @@ def output_state(path: Path, inputs: Mapping[str, str], config_digest: str, *, d
     if manifest.config_digest != config_digest:
         return State(kind="stale", reason="stale: its config sections changed since", manifest=manifest)
     return State(kind="fresh", manifest=manifest)
+
+
+def checked(state: State, run: RunDir, check: Callable[[RunDir, Manifest], None]) -> State:
+    """The state of an output, corrupt if it is fresh but `check` raises."""
+    if state.manifest is None or not state.is_fresh:
+        return state
+    try:
+        check(run, state.manifest)
+    except SlimeStagesError as error:
+        return State(kind="corrupt", reason=f"corrupt: {error}", manifest=state.manifest)
+    return state
 
 
 def supersede(path: Path) -> None:
@@ -226,11 +247,7 @@ def read_run_plan(run: RunDir, iteration: int, split: str = "train") -> Plan:
 
 def read_config(run: RunDir, revision: int) -> Config:
     """A frozen config of the run."""
-    path = run.config_revision_path(revision)
-    try:
-        return Config.from_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise MissingInputError(f"the run's config {path} is gone", hint=f"ls {path.parent}") from error
+    return read_frozen(run.config_revision_path(revision))
 
 
 _deferred: list[Callable[[], object]] = []

@@ -25,10 +25,10 @@ def command(ctx: typer.Context, run: RunFolder = None, config: ConfigFile = None
         raise UsageError(
             f"the settings of {run} are frozen", hint=f"slime-stages config --run {run}, without --config and settings"
         )
-    from slime_stages.config import Config
     from slime_stages.config.describe import describe, frozen_sources
+    from slime_stages.config.frozen import read_frozen
     from slime_stages.rundir import find_run
 
     path = find_run(run).config_path
-    frozen = Config.from_json(path.read_bytes())
+    frozen = read_frozen(path)
     print(describe(frozen, frozen_sources(frozen, str(path)) if explain else None), end="")

@@ -23,7 +23,7 @@ def command(ctx: typer.Context, run: NewRun, config: ConfigFile = None) -> None:
     from slime_stages.rundir import RunDir
 
     run_dir = RunDir(run.absolute())
-    if run_dir.exists():
+    if run_dir.recover():
         change_config(run_dir, resolved.config, allowed=False)
     else:
         start_run(run_dir, resolved.config)

@@ -47,7 +47,7 @@ def ready_run(ctx: typer.Context, run: Path | None, config: Path | None, *, chan
     from slime_stages.rundir import RunDir, find_run
 
     given = config is not None or bool(collect(ctx))
-    if run is not None and not RunDir(run.absolute()).exists() and given:
+    if run is not None and not RunDir(run.absolute()).recover() and given:
         run_dir = RunDir(run.absolute())
         start_run(run_dir, resolve_from(ctx, config).config)
         return run_dir

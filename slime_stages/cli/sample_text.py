@@ -23,9 +23,9 @@ def print_samples(records: Iterable[SampleRecord], *, tokenizer_folder: Path | N
     console = make_console()
     decoder = None
     if tokenizer_folder is not None:
-        from slime_stages.cli.token_text import load_decoder, print_legend
+        from slime_stages.cli.token_text import decoder_of, print_legend
 
-        decoder = load_decoder(tokenizer_folder)
+        decoder = decoder_of(tokenizer_folder)
         print_legend(console)
     for position, record in enumerate(records):
         if position:

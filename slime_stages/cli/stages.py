@@ -162,6 +162,6 @@ def run_of(path: Path) -> RunDir:
     from slime_stages.rundir import RunDir
 
     for folder in path.parents:
-        if (folder / "run.json").exists():
+        if RunDir(folder).recover():
             return RunDir(folder)
     raise DataError(f"{path} lies in no run", hint="give manifests that `slime-stages` printed")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from slime_stages.errors import DataError, MissingInputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-Decoder = Callable[[list[int]], str]
+    from slime_stages.decoding import Decoder
 
 PROMPT, NOT_TRAINED, NO_LOG_PROB = "dim", "grey50 underline", ""
 BANDS = (
@@ -57,35 +56,16 @@ class ShownToken:
         return next(style for least, style in BANDS if probability >= least)
 
 
-def load_decoder(folder: Path) -> Decoder | None:
-    """Ids to text by the tokenizer of a folder; None, and a line on stderr, if it has none that works.
-
-    `tokenizer.json` is read as it is, in a hundredth of the time that transformers takes to be imported.
-    """
+def decoder_of(folder: Path) -> Decoder | None:
+    """Ids to text by the tokenizer of a folder; None, and a line on stderr, if it has none that works."""
+    from slime_stages.decoding import load_decoder
     from slime_stages.stage import say
 
-    path = folder / "tokenizer.json"
     try:
-        return _fast_decoder(path) if path.exists() else _transformers_decoder(folder)
+        return load_decoder(folder)
     except (DataError, MissingInputError) as error:
         say(f"note: {error.message}; ids are shown")
         return None
-
-
-def _fast_decoder(path: Path) -> Decoder:
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises no type of its own
-        raise DataError(f"{path} cannot be read: {error}") from error
-    return partial(tokenizer.decode, skip_special_tokens=False)
-
-
-def _transformers_decoder(folder: Path) -> Decoder:
-    from slime_stages.prompts.build import load_tokenizer
-
-    return partial(load_tokenizer(folder).decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def shown_tokens(row: dict[str, Any], decoder: Decoder | None) -> list[ShownToken]:

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slime_stages.config import Config
 from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.launch.local import LocalExecutor
 from slime_stages.launch.plans import ensure_eval_plan, ensure_plan, evaluates
 from slime_stages.launch.start_run import current_revision
-from slime_stages.launch.states import calls_of, first_incomplete, is_begun, iteration_states, state_of
+from slime_stages.launch.states import (
+    calls_of,
+    first_incomplete,
+    has_rollouts,
+    is_begun,
+    iteration_states,
+    state_of,
+)
 from slime_stages.launch.warm import WarmEngine
 from slime_stages.lineage import command
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
-from slime_stages.stage import StageCall, read_config
+from slime_stages.stage import StageCall, read_config, say
 from slime_stages.weights.checkpoints import prune_checkpoints
+from slime_stages.weights.outputs import is_past_repair
 from slime_stages.weights.publish import prune_weights
 
 SETTLE_SECONDS = 600.0
@@ -40,10 +48,10 @@ class Event:
 
 
 def iterations_to_run(run: RunDir, count: int) -> range:
-    """The iterations that a call for `count` more works on: an interrupted one is finished first."""
-    first = first_incomplete(run)
-    interrupted = is_begun(run, first)
-    return range(first, first + count + interrupted)
+    """The iterations that a call for `count` more works on: first those that are not whole, an interrupted one among
+    them. For 0 more, all there are: each is read, and what was lost or altered is made again."""
+    end = next((number + 1 for number in reversed(run.iterations()) if is_begun(run, number)), 0)
+    return range(first_incomplete(run) if count else 0, end + count)
 
 
 def iterate(
@@ -61,13 +69,18 @@ def iterate(
     if not iterations:
         return
     _check_past(run, iterations.start, executor, on_event)
-    with WarmEngine(run, policy_version=iterations.start) as engine:
+    version = iterations.start if run.weights_path(iterations.start).exists() else 0
+    with WarmEngine(run, policy_version=version) as engine:
         loop = _Loop(run=run, executor=executor, on_event=on_event, accept_stale=accept_stale, engine=engine)
+        if not all(has_rollouts(run, iteration) for iteration in iterations):
+            engine.start()
+        closely = [iteration for iteration in iterations if is_begun(run, iteration)]
         for iteration in iterations:
-            loop.evaluate(iteration)
-            loop.complete(iteration, deep=iteration == iterations.start)
+            deep = iteration in (closely if iterations[-1] in closely else closely[-1:])
+            loop.evaluate(iteration, deep=deep)
+            loop.complete(iteration, deep=deep)
             _retain(run, iteration)
-        loop.evaluate(iterations.stop, final=True)
+        loop.evaluate(iterations.stop, deep=False, final=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,12 +98,12 @@ class _Loop:
             self._run_all(plan, deep=deep)
         self.on_event(Event(kind="iteration", iteration=iteration))
 
-    def evaluate(self, version: int, *, final: bool = False) -> None:
-        """Evaluate a version of the weights on every set, if that is due and not done."""
+    def evaluate(self, version: int, *, deep: bool, final: bool = False) -> None:
+        """Evaluate a version of the weights on every set, if that is due and not done, and the weights are kept."""
         config = read_config(self.run, current_revision(self.run))
         wanted = evaluates(config, version) or (final and config.eval.eval_interval is not None)
-        for split, _ in config.eval.datasets if wanted else ():
-            self._run_all(ensure_eval_plan(self.run, version, split), deep=False)
+        for split, _ in config.eval.datasets if wanted and self.run.weights_path(version).exists() else ():
+            self._run_all(ensure_eval_plan(self.run, version, split), deep=deep)
             self.on_event(Event(kind="evaluation", iteration=version))
 
     def _run_all(self, plan: Plan, *, deep: bool) -> None:
@@ -103,10 +116,14 @@ class _Loop:
                 continue
             if state.kind == "stale" and not remade:
                 raise _stale(call, state.reason, self.run)
+            if is_past_repair(self.run, call.stage, plan.policy_version):
+                say(
+                    f"warning: {call.title} is {state.reason or state.kind}; what it was made from is not kept any more"
+                )
+                continue
             if call.stage == "rollout":
                 self.engine.wait()
-            # An output that is fresh by its manifest, but whose checkpoint or weights are not whole, is forced.
-            run_call(replace(call, force=state.kind == "corrupt"), self.executor, self.on_event)
+            run_call(call, self.executor, self.on_event)
             remade = True
 
 
@@ -133,7 +150,7 @@ def _check_past(run: RunDir, first: int, executor: LocalExecutor, on_event: Call
         call = StageCall(stage=stage, run=run.root, iteration=first - 1)
         state = state_of(run, plan, config, call, deep=True)
         if state.kind == "corrupt":
-            run_call(replace(call, force=True), executor, on_event)
+            run_call(call, executor, on_event)
 
 
 def _stale(call: StageCall, reason: str, run: RunDir) -> DataError:

@@ -15,7 +15,7 @@ from typing import IO, Any, Self
 import orjson
 
 from slime_stages.errors import InternalError
-from slime_stages.launch.run_stage import StageResult
+from slime_stages.launch.run_stage import PASSIVE_WAIT, StageResult
 from slime_stages.progress import PIPE_VARIABLE
 from slime_stages.stage import StageCall
 
@@ -53,7 +53,8 @@ class LocalExecutor:
     def __enter__(self) -> Self:
         answers, their_answers = os.pipe()
         progress, their_progress = os.pipe()
-        environment = {"TOKENIZERS_PARALLELISM": "false", **os.environ, BACKGROUND_VARIABLE: "1"}
+        defaults = dict([PASSIVE_WAIT, ("TOKENIZERS_PARALLELISM", "false")])
+        environment = {**defaults, **os.environ, BACKGROUND_VARIABLE: "1"}
         passed = [their_answers]
         if self._on_progress is not None:
             environment[PIPE_VARIABLE] = str(their_progress)

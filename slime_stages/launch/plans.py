@@ -2,46 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from slime_stages.commit import replace_file
 from slime_stages.config import Config
-from slime_stages.errors import SlimeStagesError
+from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.launch.start_run import current_revision, prompts_record
-from slime_stages.manifest import read_manifest
+from slime_stages.manifest import Manifest, read_manifest
 from slime_stages.plan import Plan, freeze_plan, plan_shards
 from slime_stages.rundir import RunDir
-from slime_stages.stage import read_config, read_run_plan
+from slime_stages.stage import read_config, read_run_plan, say
 
 
 def ensure_plan(run: RunDir, iteration: int) -> Plan:
-    """The plan of an iteration, made now if there is none."""
-    path = run.plan_path(iteration)
-    if path.exists():
-        return read_run_plan(run, iteration)
-    revision = _revision_of(run, iteration, "train")
+    """The plan of an iteration, made now if there is none, and made again if it was altered."""
+    return _ensured(run, iteration, "train", _new_plan)
+
+
+def ensure_eval_plan(run: RunDir, version: int, split: str) -> Plan:
+    """The plan of evaluating a version of the weights on a set; the same."""
+    return _ensured(run, version, split, _new_eval_plan)
+
+
+def _ensured(run: RunDir, iteration: int, split: str, new: Callable[[RunDir, int, str], Plan]) -> Plan:
+    path = run.plan_path(iteration, split)
+    if not path.exists():
+        return freeze_plan(new(run, iteration, split), path)
+    try:
+        return read_run_plan(run, iteration, split)
+    except DataError as error:
+        plan = new(run, iteration, split)
+        known = {manifest.inputs.get("plan") for manifest in _rollouts(run, iteration, split)}
+        if known and plan.digest not in known:
+            raise
+        say(f"{error}; it is made again")
+        replace_file(path, plan.to_bytes())
+        return plan
+
+
+def _new_plan(run: RunDir, iteration: int, split: str) -> Plan:
+    revision = _revision_of(run, iteration, split)
     config = read_config(run, revision)
     batch = config.rollout.rollout_batch_size
-    plan = Plan(
+    return Plan(
         run_id=run.run_id(),
         iteration=iteration,
         config_revision=revision,
         policy_version=iteration,
-        prompts_digest=prompts_record(run, "train")["content"],
+        prompts_digest=prompts_record(run, split)["content"],
         n_samples_per_prompt=config.rollout.n_samples_per_prompt,
         seed=config.data.rollout_seed,
         shuffle=config.data.rollout_shuffle,
         shards=plan_shards(iteration * batch, batch, config.rollout.rollout_shards),
     )
-    return freeze_plan(plan, path)
 
 
-def ensure_eval_plan(run: RunDir, version: int, split: str) -> Plan:
-    """The plan of evaluating a version of the weights on a set, made now if there is none."""
-    path = run.plan_path(version, split)
-    if path.exists():
-        return read_run_plan(run, version, split)
+def _new_eval_plan(run: RunDir, version: int, split: str) -> Plan:
     revision = _revision_of(run, version, split)
     config = read_config(run, revision)
     record = prompts_record(run, split)
-    plan = Plan(
+    return Plan(
         run_id=run.run_id(),
         iteration=version,
         split=split,
@@ -53,7 +74,6 @@ def ensure_eval_plan(run: RunDir, version: int, split: str) -> Plan:
         shuffle=False,
         shards=plan_shards(0, record["rows"], 1),
     )
-    return freeze_plan(plan, path)
 
 
 def evaluates(config: Config, version: int) -> bool:
@@ -66,9 +86,13 @@ def evaluates(config: Config, version: int) -> bool:
 
 def _revision_of(run: RunDir, iteration: int, split: str) -> int:
     """The config in force; for a plan that was lost, the one that its rollouts were made with."""
-    for path in sorted(run.stage_path("rollout", iteration, split).glob("shard-*.json")):
-        try:
-            return read_manifest(path).config_revision
-        except SlimeStagesError:
-            continue
+    for manifest in _rollouts(run, iteration, split):
+        return manifest.config_revision
     return current_revision(run)
+
+
+def _rollouts(run: RunDir, iteration: int, split: str) -> Iterator[Manifest]:
+    """The manifests of the rollouts that are committed, whole ones."""
+    for path in sorted(run.stage_path("rollout", iteration, split).glob("shard-*.json")):
+        with suppress(SlimeStagesError):
+            yield read_manifest(path)

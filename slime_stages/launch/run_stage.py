@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ PROGRAMS = {
 }
 """The stage programs, by name only: nothing here imports them."""
 
+PASSIVE_WAIT = ("OMP_WAIT_POLICY", "PASSIVE")
+"""OpenMP threads that spin at a barrier starve each other on a busy node; read when torch is loaded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageResult:
@@ -37,6 +41,7 @@ class StageResult:
 
 def run_stage(call: StageCall) -> Path:
     """Do the work here and now; returns the path of the committed manifest."""
+    os.environ.setdefault(*PASSIVE_WAIT)
     path = load_function(PROGRAMS[call.stage])(call)
     assert isinstance(path, Path)
     return path

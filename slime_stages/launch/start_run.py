@@ -7,16 +7,21 @@ files later. Each step finds out for itself whether it is done: a start that was
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from slime_stages.commit import create_file, replace_file
+from slime_stages.commit import create_file, fsync_path, replace_file, written_file
 from slime_stages.config import Config, diff
+from slime_stages.config.frozen import frozen_bytes, read_frozen
 from slime_stages.content import content_digest
+from slime_stages.digest import digest_file, sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError, UsageError
+from slime_stages.plan import Plan, read_plan
 from slime_stages.plugins import load_function
 from slime_stages.prompts.build import build_prompt_table
 from slime_stages.prompts.settings import PromptSettings
@@ -24,7 +29,9 @@ from slime_stages.prompts.table import write_prompt_table
 from slime_stages.rundir import RunDir
 from slime_stages.schema import PROMPTS
 from slime_stages.stage import read_config, say
-from slime_stages.weights.publish import check_hf_folder, publish_link
+from slime_stages.weights.folders import remove_folder
+from slime_stages.weights.publish import check_hf_folder, check_weights, publish_link
+from slime_stages.weights.record import read_weights_record
 
 HOOKS = {
     "custom_generate_function_path": "generate(args, sample, sampling_params)",
@@ -39,9 +46,9 @@ def start_run(run: RunDir, config: Config) -> None:
     check_hf_folder(model)
     check_plugins(config)
     check_engine_flags(config)
-    create_file(run.config_revision_path(0), config.to_json_bytes())
-    frozen = read_config(run, 0)
-    if changes := diff(frozen, config):
+    create_file(run.config_revision_path(0), frozen_bytes(config))
+    mend_config(run)
+    if changes := diff(read_config(run, 0), config):
         raise UsageError(
             f"{run.root} was begun with other settings ({'; '.join(map(str, changes[:4]))})",
             hint="choose another --run folder, or remove this one: it is not finished",
@@ -51,14 +58,32 @@ def start_run(run: RunDir, config: Config) -> None:
 
 
 def mend_run(run: RunDir) -> None:
-    """Put back what a run holds besides its iterations and is computed from its config: prompts and first weights."""
+    """Put back what a run holds besides its iterations: its config, and the prompts and first weights made from it."""
+    mend_config(run)
     config = read_config(run, 0)
-    if not run.config_path.exists():
-        replace_file(run.config_path, newest_revision_path(run).read_bytes())
-    if not run.weights_path(0).exists():
-        publish_link(Path(config.model.hf_checkpoint), run.weights_path(0))
+    _mend_weights(run, Path(config.model.hf_checkpoint))
     for split, settings in prompt_settings(config).items():
         _mend_prompts(run, config, split, settings)
+
+
+def mend_config(run: RunDir) -> None:
+    """`config.json` and the newest revision are the same: each is put back by the other, should it be lost or altered.
+
+    Where both are whole and differ, a change of the config was interrupted: the revision counts, it is written first.
+    """
+    planned = next((plan.config_revision for plan in _plans(run)), 0)
+    path = run.config_revision_path(max(current_revision(run), planned))
+    if _is_config(path):
+        if not run.config_path.exists() or run.config_path.read_bytes() != path.read_bytes():
+            replace_file(run.config_path, path.read_bytes())
+    elif _is_config(run.config_path):
+        say(f"{path} was lost or altered; it is put back from {run.config_path}")
+        replace_file(path, run.config_path.read_bytes())
+    else:
+        raise MissingInputError(
+            f"{run.root} has no frozen config that is whole",
+            hint=f"slime-stages init --run OTHER --config CONFIG.toml, or put {path} back from a copy",
+        )
 
 
 def prompt_settings(config: Config) -> dict[str, PromptSettings]:
@@ -113,7 +138,7 @@ def change_config(run: RunDir, config: Config, *, allowed: bool) -> None:
 
     UsageError if it differs and is not. Iterations that are planned keep the revision of their plan.
     """
-    current = Config.from_json(run.config_path.read_bytes())
+    current = read_frozen(run.config_path)
     changes = diff(current, config)
     if not changes:
         return
@@ -132,62 +157,107 @@ def change_config(run: RunDir, config: Config, *, allowed: bool) -> None:
     check_plugins(config)
     check_engine_flags(config)
     revision = current_revision(run) + 1
-    if not create_file(run.config_revision_path(revision), config.to_json_bytes()):
+    if not create_file(run.config_revision_path(revision), frozen_bytes(config)):
         raise UsageError(f"somebody else is changing the config of {run.root}", hint="type the same command again")
-    replace_file(run.config_path, config.to_json_bytes())
+    replace_file(run.config_path, frozen_bytes(config))
     say(f"config revision {revision} of {run.root}: {listed}")
 
 
 def current_revision(run: RunDir) -> int:
-    return int(newest_revision_path(run).stem)
-
-
-def newest_revision_path(run: RunDir) -> Path:
-    found = sorted(run.config_revision_path(0).parent.glob("[0-9]*.json"))
-    if not found:
-        raise MissingInputError(
-            f"{run.root} has no frozen config", hint=f"slime-stages init --run {run.root} --config CONFIG.toml"
-        )
-    return found[-1]
+    """The newest revision; 0 also where its file is gone."""
+    found = run.config_revision_path(0).parent.glob("[0-9]*.json")
+    return max((int(path.stem) for path in found), default=0)
 
 
 def prompts_record(run: RunDir, split: str) -> dict[str, Any]:
     """`content`, `rows` and `dropped` of a prompt table."""
     path = run.prompts_manifest_path(split)
     try:
-        record = orjson.loads(path.read_bytes())
+        return unsealed(orjson.loads(path.read_bytes()), path)
     except FileNotFoundError as error:
         raise MissingInputError(f"there is no {path}", hint=f"slime-stages iter --run {run.root} --n 0") from error
-    except orjson.JSONDecodeError as error:
+    except (orjson.JSONDecodeError, AttributeError) as error:
         raise DataError(f"{path} is not whole: {error}", hint=f"rm {path}   (it is made again)") from error
-    return dict(record)
+
+
+def _is_config(path: Path) -> bool:
+    try:
+        read_frozen(path)
+    except (DataError, MissingInputError):
+        return False
+    return True
+
+
+def _plans(run: RunDir, split: str = "train") -> Iterator[Plan]:
+    """The plans that can be read, of training or of the evaluations on a set; the newest first."""
+    for iteration in reversed(run.iterations()):
+        with suppress(DataError, MissingInputError):
+            yield read_plan(run.plan_path(iteration, split))
+
+
+def _mend_weights(run: RunDir, source: Path) -> None:
+    """Version 0 is made of links and a record, which are put back if the model is the one that the run began with."""
+    target = run.weights_path(0)
+    if not target.exists():
+        publish_link(source, target)
+        return
+    try:
+        check_weights(target)
+    except (DataError, MissingInputError) as error:
+        known = _known_digests(target)
+        if any(digest_file(source / name) != digest for name, digest in known.items() if (source / name).exists()):
+            raise
+        check_hf_folder(source)
+        say(f"{error}; it is put back from {source}")
+        remove_folder(target)
+        publish_link(source, target)
+
+
+def _known_digests(weights: Path) -> dict[str, str]:
+    """By file, as far as the record can be read."""
+    try:
+        return {name: file.digest for name, file in read_weights_record(weights).files.items()}
+    except (DataError, MissingInputError):
+        return {}
 
 
 def _mend_prompts(run: RunDir, config: Config, split: str, settings: PromptSettings) -> None:
-    path, manifest_path = run.prompts_path(split), run.prompts_manifest_path(split)
-    if path.exists() and manifest_path.exists() and _is_whole(path, prompts_record(run, split)["content"]):
+    path, record_path = run.prompts_path(split), run.prompts_manifest_path(split)
+    recorded = _recorded_content(run, split)
+    if recorded is not None and path.exists() and _is_whole(path, recorded):
         return
+    known = {recorded} if recorded else {plan.prompts_digest for plan in _plans(run, split)}
     built = build_prompt_table(settings, Path(config.model.hf_checkpoint))
-    write_prompt_table(path, built.rows)
-    record = {
-        "content": content_digest(path, PROMPTS),
-        "rows": len(built.rows),
-        "read": built.read_count,
-        "dropped": built.dropped_count,
-        "prompt_data": list(settings.prompt_data),
-    }
+    with written_file(path) as temporary:
+        write_prompt_table(temporary, built.rows)
+        content = content_digest(temporary, PROMPTS)
+        if known and content not in known:
+            raise DataError(
+                f"{path} was lost, and {', '.join(settings.prompt_data)} has other prompts now than when the run began",
+                hint="put the prompt data of that time back, or start another run",
+            )
+    temporary.rename(path)
+    fsync_path(path.parent)
     if built.dropped_count:
         say(
             f"{split}: {built.dropped_count} of {built.read_count} prompts have more than "
             f"{settings.rollout_max_prompt_len} tokens (longest {built.longest_dropped}) and are left out"
         )
-    if not create_file(manifest_path, orjson.dumps(record, option=orjson.OPT_INDENT_2)):
-        before = prompts_record(run, split)
-        if before["content"] != record["content"]:
-            raise DataError(
-                f"{path} was lost, and {', '.join(settings.prompt_data)} has other prompts now than when the run began",
-                hint="put the prompt data of that time back, or start another run",
-            )
+    record = {
+        "content": content,
+        "rows": len(built.rows),
+        "read": built.read_count,
+        "dropped": built.dropped_count,
+        "prompt_data": list(settings.prompt_data),
+    }
+    replace_file(record_path, orjson.dumps(sealed(record), option=orjson.OPT_INDENT_2))
+
+
+def _recorded_content(run: RunDir, split: str) -> str | None:
+    try:
+        return str(prompts_record(run, split)["content"])
+    except (DataError, MissingInputError):
+        return None
 
 
 def _is_whole(path: Path, content: str) -> bool:

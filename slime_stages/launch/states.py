@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime_stages.config import Config
-from slime_stages.errors import SlimeStagesError
+from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.lineage import (
     reward_inputs,
     rollout_inputs,
@@ -16,9 +16,8 @@ from slime_stages.lineage import (
 )
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
-from slime_stages.stage import StageCall, State, config_digest, output_state, read_config, read_run_plan
-from slime_stages.weights.checkpoints import OPTIMIZER, check_checkpoint, iteration_folder
-from slime_stages.weights.publish import check_weights
+from slime_stages.stage import StageCall, State, checked, config_digest, output_state, read_config, read_run_plan
+from slime_stages.weights.outputs import check_outputs
 
 
 def _inputs(run: RunDir, plan: Plan, call: StageCall) -> dict[str, str]:
@@ -54,7 +53,7 @@ def iteration_states(run: RunDir, plan: Plan, *, deep: bool = False) -> list[Cal
 
 
 def state_of(run: RunDir, plan: Plan, config: Config, call: StageCall, *, deep: bool = False) -> State:
-    """The state of one output."""
+    """The state of one output. `deep` reads it, checkpoints and weights included, for its digests."""
     path = shard_manifest_path(run, plan, call.stage, call.shard)
     try:
         inputs = _inputs(run, plan, call)
@@ -63,36 +62,31 @@ def state_of(run: RunDir, plan: Plan, config: Config, call: StageCall, *, deep: 
             return State(kind="stale", reason=f"stale: {error}")
         return State(kind="missing")
     state = output_state(path, inputs, config_digest(config, call), deep=deep)
-    if not deep or not state.is_fresh:
-        return state
-    try:
-        check_outputs(run, plan, call)
-    except SlimeStagesError as error:
-        return State(kind="corrupt", reason=f"corrupt: {error}", manifest=state.manifest)
-    return state
-
-
-def check_outputs(run: RunDir, plan: Plan, call: StageCall) -> None:
-    """What a stage makes besides its data file: the checkpoint of train, the weights of sync. Raises if not whole."""
-    if call.stage == "train":
-        check_checkpoint(iteration_folder(run.checkpoints_path, plan.policy_version + 1), part=OPTIMIZER)
-    elif call.stage == "sync":
-        check_weights(run.weights_path(plan.policy_version + 1))
+    return checked(state, run, check_outputs) if deep else state
 
 
 def first_incomplete(run: RunDir) -> int:
     """The first iteration that has an output which is not fresh, or no plan."""
-    for iteration in run.iterations():
-        if not is_complete(run, iteration):
-            return iteration
-    return (run.iterations() or [-1])[-1] + 1
+    end = (run.iterations() or [-1])[-1] + 1
+    return next((iteration for iteration in range(end) if not is_complete(run, iteration)), end)
 
 
 def is_complete(run: RunDir, iteration: int) -> bool:
     if not run.plan_path(iteration).exists():
         return False
-    states = iteration_states(run, read_run_plan(run, iteration))
+    try:
+        states = iteration_states(run, read_run_plan(run, iteration))
+    except DataError:  # its plan, which is made again before anything else is done in it
+        return False
     return all(item.state.is_fresh for item in states)
+
+
+def has_rollouts(run: RunDir, iteration: int) -> bool:
+    """Whether every rollout of the iteration is there, so that no engine is needed."""
+    if not run.plan_path(iteration).exists():
+        return False
+    plan = read_run_plan(run, iteration)
+    return all(shard_manifest_path(run, plan, "rollout", shard).exists() for shard in range(plan.shard_count))
 
 
 def is_begun(run: RunDir, iteration: int) -> bool:

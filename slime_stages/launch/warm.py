@@ -16,7 +16,7 @@ from slime_stages.stage import read_config, say
 
 
 class WarmEngine:
-    """Starts an engine in the background, registers it in the run, and stops it at the end."""
+    """Starts an engine in the background when asked to, registers it in the run, and stops it at the end."""
 
     def __init__(self, run: RunDir, *, policy_version: int) -> None:
         self._run = run
@@ -25,13 +25,10 @@ class WarmEngine:
         self._registration: Path | None = None
         self._thread = threading.Thread(target=self._start, daemon=True)
 
-    def wait(self) -> None:
-        """Until the engine serves, or has failed; then rollout starts its own and says what is wrong with it."""
-        self._thread.join()
-
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Begin to start it, once: who needs it waits."""
         config = read_config(self._run, current_revision(self._run))
-        if config.serving.serving_mode == "job":
+        if self._engine is None and config.serving.serving_mode == "job":
             self._engine = Engine(
                 self._run.weights_path(self._version),
                 str(self._version),
@@ -39,6 +36,14 @@ class WarmEngine:
                 options=engine_options(config),
             )
             self._thread.start()
+
+    def wait(self) -> None:
+        """Until the engine serves, or has failed; then rollout starts its own and says what is wrong with it."""
+        self.start()
+        if self._engine is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

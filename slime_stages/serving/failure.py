@@ -8,6 +8,9 @@ from pathlib import Path
 from slime_stages.errors import InternalError, SlimeStagesError, UsageError
 
 TAIL_BYTES = 200_000
+LONGEST_LINE = 500
+"""SGLang prints all its arguments in one line."""
+
 REFUSED_FLAG = re.compile(r"^.*launch_server.*: error: (.*)$|^(?:sglang.*)?error: (.*)$")
 RAISED = re.compile(r"^(?:\[[^]]*\] )?(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b.*")
 OUT_OF_MEMORY = re.compile(r"out of memory|not enough (?:gpu )?memory|cannot allocate memory|bad_alloc", re.IGNORECASE)
@@ -24,7 +27,8 @@ def read_log(log: Path, start: int = 0) -> list[str]:
         return []
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - TAIL_BYTES))
-        return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        lines = file.read().decode(errors="replace").splitlines()
+    return [line[:LONGEST_LINE] for line in lines if line.strip()]
 
 
 def is_port_clash(lines: list[str]) -> bool:

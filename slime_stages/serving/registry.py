@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -9,6 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from slime_stages.errors import SlimeStagesError
 from slime_stages.serving.handle import EngineHandle
 
 PROBE_TIMEOUT_SECONDS = 10.0
@@ -55,6 +57,7 @@ def find_engines(folder: Path) -> list[EngineRecord]:
             record = EngineRecord(**json.loads(path.read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError, TypeError):
             continue
-        if EngineHandle(record.url, timeout_seconds=PROBE_TIMEOUT_SECONDS).is_healthy():
+        with contextlib.suppress(SlimeStagesError):
+            EngineHandle(record.url, timeout_seconds=PROBE_TIMEOUT_SECONDS).version()
             records.append(record)
     return records

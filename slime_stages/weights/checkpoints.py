@@ -8,11 +8,11 @@ then can training resume from the folder.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from slime_stages.commit import replace_file
+from slime_stages.digest import digest_file, sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError
 from slime_stages.weights.folders import kept_numbers, numbered_folders, remove_dead_folders, remove_folder
 
@@ -20,6 +20,9 @@ TRACKER = "latest_checkpointed_iteration.txt"
 RECORD = "checkpoint.json"
 MODEL = "model"
 OPTIMIZER = "optimizer"
+METADATA = ".metadata"
+"""Where torch_dist says what lies where."""
+HINT = "rerun the train stage of that iteration"
 
 _ITERATION_FOLDER = r"iter_(\d{7,})"
 
@@ -39,6 +42,9 @@ class CheckpointRecord:
     file_bytes: dict[str, int]
     """Size of each data file, so that a truncated one is noticed before it is loaded."""
 
+    digests: dict[str, str] = field(default_factory=dict)
+    """xxh3-128 of each file, in hex, the ones beside the data included."""
+
 
 def iteration_folder(folder: Path, iteration: int) -> Path:
     return folder / f"iter_{iteration:07d}"
@@ -47,46 +53,64 @@ def iteration_folder(folder: Path, iteration: int) -> Path:
 def read_record(checkpoint: Path) -> CheckpointRecord | None:
     """The record of a checkpoint folder; None if there is none, as in checkpoints that Megatron itself wrote."""
     try:
-        values: dict[str, Any] = json.loads((checkpoint / RECORD).read_bytes())
+        values = json.loads((checkpoint / RECORD).read_bytes())
+        return CheckpointRecord(**unsealed(values, checkpoint / RECORD))
     except FileNotFoundError:
         return None
-    return CheckpointRecord(**values)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise DataError(f"{checkpoint / RECORD} is not whole: {error}", hint=HINT) from error
 
 
 def write_record(checkpoint: Path, record: CheckpointRecord) -> None:
-    replace_file(checkpoint / RECORD, json.dumps(asdict(record), indent=1).encode())
+    replace_file(checkpoint / RECORD, json.dumps(sealed(asdict(record)), indent=1).encode())
 
 
 def has_weights(checkpoint: Path) -> bool:
     """Whether the model's weights can be read."""
-    record = read_record(checkpoint)
-    return (checkpoint / "metadata.json").is_file() if record is None else MODEL in record.parts
+    return MODEL in _parts(checkpoint)
 
 
 def is_complete(checkpoint: Path) -> bool:
     """Whether training can resume from the folder."""
-    record = read_record(checkpoint)
-    return (checkpoint / "metadata.json").is_file() if record is None else OPTIMIZER in record.parts
+    return OPTIMIZER in _parts(checkpoint)
 
 
 def check_checkpoint(checkpoint: Path, *, part: str = MODEL) -> None:
     """Refuse a folder that lacks the part, or one of whose files was truncated."""
-    hint = "rerun the train stage of that iteration"
     if not checkpoint.is_dir():
-        raise MissingInputError(f"checkpoint {checkpoint} is missing", hint=hint)
-    if not (is_complete(checkpoint) if part == OPTIMIZER else has_weights(checkpoint)):
-        raise MissingInputError(f"checkpoint {checkpoint} is without its {part} state", hint=hint)
+        raise MissingInputError(f"checkpoint {checkpoint} is missing", hint=HINT)
     record = read_record(checkpoint)
+    if part not in _parts(checkpoint):
+        raise MissingInputError(f"checkpoint {checkpoint} is without its {part} state", hint=HINT)
     for name, size in (record.file_bytes if record else {}).items():
         path = checkpoint / name
         found = path.stat().st_size if path.is_file() else 0
         if found != size:
-            raise DataError(f"{path} has {found} bytes, {size} were written", hint=hint)
+            raise DataError(f"{path} has {found} bytes, {size} were written", hint=HINT)
+
+
+def verify_checkpoint(checkpoint: Path, *, part: str = MODEL, share: tuple[int, int] = (0, 1)) -> None:
+    """`check_checkpoint`, and the content of the part's files against their digests.
+
+    A share (k, n) is every n-th of the files, from the k-th on: n processes read all of them together.
+    """
+    check_checkpoint(checkpoint, part=part)
+    record = read_record(checkpoint)
+    digests = record.digests if record else {}
+    names = sorted(name for name in digests if part == OPTIMIZER or not name.startswith(OPTIMIZER))
+    for name in names[share[0] :: share[1]]:
+        if digest_file(checkpoint / name) != digests[name]:
+            raise DataError(f"{checkpoint / name} was altered since it was written", hint=HINT)
+
+
+def complete_iterations(folder: Path) -> list[int]:
+    """The iterations from whose checkpoints training can resume, in order."""
+    return [number for number, path in numbered_folders(folder, _ITERATION_FOLDER).items() if is_complete(path)]
 
 
 def latest_iteration(folder: Path) -> int | None:
     """The iteration to resume from: the tracker's if it is complete, otherwise the newest complete one."""
-    complete = [number for number, path in numbered_folders(folder, _ITERATION_FOLDER).items() if is_complete(path)]
+    complete = complete_iterations(folder)
     try:
         tracked = int((folder / TRACKER).read_text())
     except (FileNotFoundError, ValueError):
@@ -109,3 +133,14 @@ def prune_checkpoints(folder: Path, keep_last: int, keep_every: int | None, need
         remove_folder(path)
     remove_dead_folders(folder)
     return removed
+
+
+def _parts(checkpoint: Path) -> list[str]:
+    """What can be read; all that there is of a checkpoint that Megatron wrote, nothing behind a broken record."""
+    try:
+        record = read_record(checkpoint)
+    except DataError:
+        return []
+    if record is not None:
+        return record.parts
+    return [MODEL, OPTIMIZER] if (checkpoint / "metadata.json").is_file() else []

@@ -38,6 +38,7 @@ __all__ = [
     "prune_weights",
     "publish_folder",
     "publish_link",
+    "published_versions",
     "unpublished_folder",
     "verify_weights",
 ]
@@ -100,6 +101,11 @@ def verify_weights(folder: Path) -> WeightsRecord:
     if wrong:
         raise DataError(f"weights {folder} were altered: {', '.join(wrong)}", hint="slime-stages sync --force")
     return record
+
+
+def published_versions(folder: Path) -> list[int]:
+    """The versions below `folder`, in order."""
+    return list(numbered_folders(folder, _VERSION_FOLDER))
 
 
 def prune_weights(folder: Path, keep_last: int, keep_every: int | None, needed: set[int]) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from slime_stages.digest import digest_json
+from slime_stages.digest import digest_json, sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError
 
 RECORD = "weights.json"
@@ -48,7 +48,7 @@ def make_record(version: int, files: dict[str, FileRecord], *, source: Path | No
 def read_weights_record(folder: Path) -> WeightsRecord:
     """The record of a published version."""
     try:
-        values: dict[str, Any] = orjson.loads((folder / RECORD).read_bytes())
+        values: dict[str, Any] = unsealed(orjson.loads((folder / RECORD).read_bytes()), folder / RECORD)
         files = {name: FileRecord(**file) for name, file in values.pop("files").items()}
         return WeightsRecord(files=files, **values)
     except FileNotFoundError as error:
@@ -60,4 +60,4 @@ def read_weights_record(folder: Path) -> WeightsRecord:
 
 
 def write_weights_record(folder: Path, record: WeightsRecord) -> None:
-    (folder / RECORD).write_bytes(orjson.dumps(asdict(record), option=orjson.OPT_INDENT_2))
+    (folder / RECORD).write_bytes(orjson.dumps(sealed(asdict(record)), option=orjson.OPT_INDENT_2))

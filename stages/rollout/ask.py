@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slime_stages.config import Config
+from slime_stages.decoding import Decoder, load_decoder
 from slime_stages.errors import SlimeStagesError, UsageError
 from slime_stages.plan import Plan
 from slime_stages.plugins import accepts, load_function
@@ -77,7 +78,8 @@ class Generation:
         args.sglang_router_ip, args.sglang_router_port = host_and_port(self.urls[0])
         limit = asyncio.Semaphore(config.serving.sglang_server_concurrency * len(self.urls))
         hooks = [load_function(path, like="hook(args, sample)") for path in config.rollout.rollout_sample_hook_path]
-        vocab_size = vocabulary_size(self.stage.run.weights_path(self.stage.plan.policy_version))
+        weights = self.stage.run.weights_path(self.stage.plan.policy_version)
+        vocab_size = vocabulary_size(weights)
         async with AsyncExitStack() as stack:
             clients = [
                 await stack.enter_async_context(
@@ -90,7 +92,8 @@ class Generation:
                 )
                 for url in self.urls
             ]
-            generate = self.generate or _default_generate(clients)
+            decode = load_decoder(weights, skip_special_tokens=config.rollout.rollout_skip_special_tokens)
+            generate = self.generate or _default_generate(clients, decode)
 
             async def one(sample: Sample) -> list[Sample]:
                 async with limit:
@@ -100,6 +103,8 @@ class Generation:
                 return made
 
             async def group_of(samples: list[Sample]) -> list[Sample]:
+                if self.generate is None and len(samples) > 1:
+                    await _prefill(clients, samples[0], limit)
                 made = await asyncio.gather(*(one(sample) for sample in samples))
                 return [sample for siblings in made for sample in siblings]
 
@@ -148,15 +153,27 @@ class Generation:
         return siblings
 
 
-def _default_generate(clients: list[EngineClient]) -> GenerateFn:
+async def _prefill(clients: list[EngineClient], sample: Sample, limit: asyncio.Semaphore) -> None:
+    """Have a group's prompt computed once, so that its samples find it in the prefix cache."""
+    if sample.tokens:
+        async with limit:
+            client = client_of(clients, sample)
+            await client.prefill(sample.tokens, rid=f"{sample.session_id}-prompt", routing_key=sample.session_id)
+
+
+def client_of(clients: list[EngineClient], sample: Sample) -> EngineClient:
+    """The samples of a prompt go to one engine."""
+    return clients[(sample.group_index or 0) % len(clients)]
+
+
+def _default_generate(clients: list[EngineClient], decode: Decoder) -> GenerateFn:
     async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
         if not sample.tokens:
             raise UsageError(
                 "the prompts are chat messages and no chat template is applied",
                 hint="add --apply-chat-template, or a --custom-generate-function-path that takes messages",
             )
-        client = clients[(sample.group_index or 0) % len(clients)]
-        answer = await client.generate(
+        answer = await client_of(clients, sample).generate(
             sample.tokens, sampling_params, rid=sample.session_id or str(sample.index), routing_key=sample.session_id
         )
         sample.append_response_tokens(
@@ -164,7 +181,7 @@ def _default_generate(clients: list[EngineClient]) -> GenerateFn:
             tokens=answer.output_ids,
             log_probs=answer.output_log_probs,
             meta_info=answer.meta_info,
-            text=answer.text,
+            text=answer.text or decode(answer.output_ids),
         )
         return sample
 

@@ -18,7 +18,7 @@ from slime_stages.rundir import RunDir
 from slime_stages.sample import Sample
 from slime_stages.sample_table import write_samples
 from slime_stages.schema import ROLLOUT
-from slime_stages.stage import Stage, StageCall, open_stage, read_config, read_run_plan
+from slime_stages.stage import Stage, StageCall, config_digest, open_stage, read_config, read_run_plan
 from stages.rollout.ask import GENERATE_SIGNATURE, Generation, new_group
 from stages.rollout.engines import ready_engines
 from stages.rollout.metrics import rollout_counts, rollout_metrics
@@ -30,16 +30,19 @@ def run(call: StageCall) -> Path:
     plan = read_run_plan(run_dir, call.iteration, call.split)
     config = read_config(run_dir, plan.config_revision)
     path = shard_manifest_path(run_dir, plan, "rollout", call.shard)
-    stage = open_stage(call, rollout_inputs(run_dir, plan), plan=plan, config=config, path=path)
-    if stage is None:
-        return path
-
-    with Journal(
+    inputs = rollout_inputs(run_dir, plan)
+    journal = Journal(
         run_dir.journal_path(call.iteration, call.shard or 0, call.split),
         iteration=call.iteration,
         shard=call.shard or 0,
-        fingerprint=f"{plan.digest} {stage.inputs['weights']} {stage.config_digest}",
-    ) as journal:
+        fingerprint=f"{plan.digest} {inputs['weights']} {config_digest(config, call)}",
+    )
+    stage = open_stage(call, inputs, plan=plan, config=config, path=path)
+    if stage is None:
+        journal.discard()
+        return path
+
+    with journal:
         groups = _finish_groups(stage, journal)
         manifest = _write(stage, [sample for group in groups for sample in group])
         journal.discard()

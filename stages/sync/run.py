@@ -11,7 +11,8 @@ from slime_stages.manifest import Manifest
 from slime_stages.progress import Progress
 from slime_stages.rundir import RunDir
 from slime_stages.stage import Stage, StageCall, open_stage, read_config, read_run_plan
-from slime_stages.weights.checkpoints import check_checkpoint, iteration_folder
+from slime_stages.weights.checkpoints import iteration_folder, verify_checkpoint
+from slime_stages.weights.outputs import check_outputs
 from slime_stages.weights.publish import publish_folder, unpublished_folder
 from slime_stages.weights.record import WeightsRecord
 
@@ -25,7 +26,7 @@ def run(call: StageCall) -> Path:
     plan = read_run_plan(run_dir, call.iteration)
     config = read_config(run_dir, plan.config_revision)
     path = shard_manifest_path(run_dir, plan, "sync", None)
-    stage = open_stage(call, sync_inputs(run_dir, plan), plan=plan, config=config, path=path)
+    stage = open_stage(call, sync_inputs(run_dir, plan), plan=plan, config=config, path=path, check=check_outputs)
     if stage is None:
         return path
 
@@ -47,7 +48,7 @@ def publish(stage: Stage, version: int, trained: Manifest, progress: Progress) -
 
     checkpoint = iteration_folder(stage.run.checkpoints_path, version)
     try:
-        check_checkpoint(checkpoint)
+        verify_checkpoint(checkpoint)
     except SlimeStagesError as error:
         error.hint = command(stage.run, "train", stage.plan.iteration, None, force=True)
         raise

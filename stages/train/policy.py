@@ -13,7 +13,7 @@ import torch.distributed
 import xxhash
 
 from slime_stages.config import Config
-from slime_stages.errors import InternalError, MissingInputError
+from slime_stages.errors import InternalError, MissingInputError, SlimeStagesError
 from slime_stages.lineage import command
 from slime_stages.stage import Stage, defer
 from slime_stages.weights.checkpoints import is_complete, iteration_folder
@@ -48,7 +48,11 @@ def load_policy(stage: Stage) -> Trainer:
         _wait_for_checkpoint(stage, version)
     trainer = Trainer(stage.run.weights_path(0), settings, load_weights=version == 0)
     if version > 0:
-        checkpoint.load(trainer, stage.run.checkpoints_path, version)
+        try:
+            checkpoint.load(trainer, stage.run.checkpoints_path, version)
+        except SlimeStagesError as error:
+            error.hint = command(stage.run, "train", version - 1, None, force=True)
+            raise
     return trainer
 
 

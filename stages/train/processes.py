@@ -26,7 +26,7 @@ def run_processes(stage: Stage) -> Path:
             f"--nproc-per-node={stage.config.train.actor_num_gpus_per_node}",
             *(sys.executable, "-m", "stages.train.worker", stage.call.to_json(), str(told)),
         ]
-        environment = {"OMP_NUM_THREADS": str(_threads(stage)), **os.environ}
+        environment = {"OMP_NUM_THREADS": str(_threads(stage)), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
         code = subprocess.run(command, stdout=2, env=environment, check=False).returncode
         if told.exists():
             error = orjson.loads(told.read_bytes())

@@ -7,6 +7,8 @@ from pathlib import Path
 from slime_stages.lineage import shard_manifest_path, train_inputs
 from slime_stages.rundir import RunDir
 from slime_stages.stage import Stage, StageCall, config_digest, open_stage, read_config, read_run_plan
+from slime_stages.weights.folders import remove_dead_folders
+from slime_stages.weights.outputs import check_outputs
 
 
 def run(call: StageCall) -> Path:
@@ -27,7 +29,10 @@ def run(call: StageCall) -> Path:
 def prepare(call: StageCall) -> Stage | None:
     """Open the call; None if its output is committed and fresh."""
     stage = worker_stage(call)
-    return open_stage(call, stage.inputs, plan=stage.plan, config=stage.config, path=stage.manifest_path)
+    remove_dead_folders(stage.run.checkpoints_path)
+    return open_stage(
+        call, stage.inputs, plan=stage.plan, config=stage.config, path=stage.manifest_path, check=check_outputs
+    )
 
 
 def worker_stage(call: StageCall) -> Stage:

@@ -143,10 +143,11 @@ class Watch:
             if is_inside:
                 kind = f"{name} folder" if name == "fsync" and os.path.isdir(place) else name
                 self._note(kind, place.removeprefix(self._run + "/"), path)
-            result = function(path, *arguments, **named)
-            if is_inside and self._is_here("after"):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return function(path, *arguments, **named)
+            finally:
+                if is_inside and self._is_here("after"):
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return watched
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import start_run
 from slime_stages.launch.states import calls_of
 from slime_stages.lineage import shard_manifest_path
-from slime_stages.manifest import Manifest, check_data, read_manifest
+from slime_stages.manifest import Manifest, read_manifest
 from slime_stages.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.serving.registry import register_engine
@@ -83,29 +82,8 @@ def without(run: RunDir, iteration: int, stage: str) -> RunDir:
     shutil.rmtree(run.weights_path(iteration + 1), ignore_errors=True)
     if stage != "sync":
         shutil.rmtree(run.checkpoints_path / f"iter_{iteration + 1:07d}", ignore_errors=True)
+        run.metrics_path("train").unlink()
     return run
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What a call committed, as far as every attempt must make it alike."""
-
-    content: str
-    rows: int
-    inputs: dict[str, str]
-    counts: dict[str, int]
-
-
-def committed(run: RunDir, call: StageCall) -> Committed:
-    """The call's manifest, whose data is whole."""
-    manifest = manifest_of(run, call)
-    if manifest.data is not None:
-        check_data(manifest_path(run, call), manifest)
-    return Committed(manifest.content, manifest.rows, manifest.inputs, manifest.counts)
-
-
-def manifest_of(run: RunDir, call: StageCall) -> Manifest:
-    return read_manifest(manifest_path(run, call))
 
 
 def manifest_path(run: RunDir, call: StageCall) -> Path:

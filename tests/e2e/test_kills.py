@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from slime_stages.manifest import check_data, read_manifest
 from slime_stages.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall
-from slime_stages.weights.checkpoints import OPTIMIZER, check_checkpoint, iteration_folder
-from slime_stages.weights.publish import verify_weights
-from tests.e2e.runs import Committed, committed, copy_run, leftovers, lend, without
+from slime_stages.weights.outputs import check_outputs
+from tests.e2e.runs import copy_run, leftovers, lend, manifest_path, without
 from tests.e2e.stage_calls import Forker, KillPoint, kill_points, spread
 
 
@@ -48,8 +49,10 @@ class Attempts:
                 yield f"{point}: left processes: {survivors}"
             if remains := leftovers(run):
                 yield f"{point}: left {remains}"
-            if (found := self._found(run)) != self._expected:
-                yield f"{point}: {found}, not {self._expected}"
+            found = self._found(run)
+            for what, expected in self._expected.items():
+                if found[what] != expected:
+                    yield f"{point}: {what}: {found[what]}, not {expected}"
             shutil.rmtree(run.root)
 
     def _copy(self, name: str) -> RunDir:
@@ -58,16 +61,29 @@ class Attempts:
     def _in(self, run: RunDir) -> StageCall:
         return StageCall(stage=self._call.stage, run=run.root, iteration=self._call.iteration, shard=self._call.shard)
 
-    def _found(self, run: RunDir) -> tuple[Committed, list[str]]:
-        """The commit, and all files of the run but logs."""
+    def _found(self, run: RunDir) -> dict[str, object]:
+        """What must be the same after any kill: the commit, whole, and which files there are."""
         call = self._in(run)
-        found = committed(run, call)
-        if call.stage == "train":
-            check_checkpoint(iteration_folder(run.checkpoints_path, call.iteration + 1), part=OPTIMIZER)
-        elif call.stage == "sync":
-            verify_weights(run.weights_path(call.iteration + 1))
-        files = [path.relative_to(run.root) for path in run.root.rglob("*") if not path.is_dir()]
-        return found, sorted(str(path) for path in files if path.parts[0] != "logs")
+        manifest = read_manifest(manifest_path(run, call))
+        if manifest.data is not None:
+            check_data(manifest_path(run, call), manifest)
+        check_outputs(run, manifest)
+        stages = run.iteration_path(call.iteration)
+        folders = (stages / call.stage, run.checkpoints_path, run.weights_path(0).parent)
+        paths = [path for folder in folders for path in folder.rglob("*") if "superseded" not in path.parts]
+        return {
+            "content": manifest.content,
+            "rows": (manifest.rows, manifest.counts),
+            "inputs": manifest.inputs,
+            "files": sorted(str(path.relative_to(run.root)) for path in paths),
+            "iterations in the metrics": iterations_of_metrics(run),
+        }
+
+
+def iterations_of_metrics(run: RunDir) -> set[int]:
+    path = run.metrics_path("train")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {json.loads(line)["iteration"] for line in lines}
 
 
 def test_a_killed_reward_is_scored_by_the_next_attempt(run: RunDir, forker: Forker, tmp_path: Path) -> None:

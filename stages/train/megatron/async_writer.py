@@ -27,13 +27,28 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 from torch.distributed.checkpoint.metadata import Metadata
 
 from slime_stages.commit import fsync_path
+from slime_stages.digest import digest_file
 from slime_stages.errors import InternalError, RetryableError
 from slime_stages.weights.checkpoints import MODEL, OPTIMIZER
 
 PARTS = (MODEL, OPTIMIZER)
 
-Outcome = list[Any] | Exception
-"""What this rank has written of a part, in torch's terms, or why it could not."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFile:
+    """One data file of a checkpoint."""
+
+    name: str
+
+    digest: str
+    """xxh3-128 of its content, in hex."""
+
+    results: list[Any]
+    """What it holds, in torch's terms."""
+
+
+Outcome = list[WrittenFile] | Exception
+"""What this rank has written of a part, or why it could not."""
 
 Report = Callable[[str, Outcome], None]
 """Takes a part and its outcome."""
@@ -135,14 +150,14 @@ def write_parts(plan: Plan, report: Report) -> None:
     failure: Exception | None = None
     for part in PARTS:
         try:
-            results = [] if failure else [each for bucket in plan.buckets[part] for each in _write(bucket, plan, part)]
+            written = [] if failure else [_write(bucket, plan, part) for bucket in plan.buckets[part]]
         except Exception as error:  # whatever it is, the other ranks must hear of it or they would wait for ever
             failure = error
-        report(part, failure or results)
+        report(part, failure or written)
     torch.serialization.set_crc32_options(checksums)
 
 
-def _write(bucket: Any, plan: Plan, part: str) -> list[Any]:
+def _write(bucket: Any, plan: Plan, part: str) -> WrittenFile:
     _, name, data = bucket
     folder = plan.folders[part].parent
     path = plan.folders[part] / name
@@ -159,7 +174,7 @@ def _write(bucket: Any, plan: Plan, part: str) -> list[Any]:
         ) from results
     if isinstance(results, Exception):
         raise InternalError(f"cannot write {path}: {results}") from results
-    return list(results)
+    return WrittenFile(name=name, digest=digest_file(path), results=list(results))
 
 
 def write_metadata(folder: Path, strategy: PlanningStrategy, results: list[Any]) -> None:

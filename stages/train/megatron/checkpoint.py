@@ -22,22 +22,35 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 
 from slime_stages.commit import fsync_path
+from slime_stages.digest import digest_file
 from slime_stages.errors import InternalError, SlimeStagesError
 from slime_stages.weights.checkpoints import (
+    METADATA,
     MODEL,
     OPTIMIZER,
     CheckpointRecord,
-    check_checkpoint,
     iteration_folder,
     read_record,
+    verify_checkpoint,
     write_record,
     write_tracker,
 )
 from slime_stages.weights.folders import fsync_folder, new_temporary_folder, remove_dead_folders, replace_folder
-from stages.train.megatron.async_writer import PARTS, Plan, PlanningStrategy, Writer, split_buckets, write_metadata
+from stages.train.megatron.async_writer import (
+    PARTS,
+    Plan,
+    PlanningStrategy,
+    Writer,
+    WrittenFile,
+    split_buckets,
+    write_metadata,
+)
 from stages.train.megatron.optimizer_state import load_optimizer_state, sharded_optimizer_state
 from stages.train.megatron.rng_state import KEY as RNG
 from stages.train.megatron.rng_state import restore_rng_state, sharded_rng_state
+
+COMMON_FILES = ["common.pt", "metadata.json"]
+"""Megatron's own, beside the data: what is no tensor, and the format."""
 
 SCHEDULE = "opt_param_scheduler"
 """Megatron's own key."""
@@ -78,7 +91,7 @@ class PendingSave:
         self._strategy = strategy
         self._folders = plan.folders
         self._committed: list[str] = []
-        self._results: list[Any] = []
+        self._written: list[WrittenFile] = []
         self._writer = Writer(plan, background=background)
 
     def wait_for_weights(self) -> Path:
@@ -103,8 +116,9 @@ class PendingSave:
             self._abandon()
             raise _worst(errors)
         if torch.distributed.get_rank() == 0:
-            self._results += [result for results in gathered for result in results]
-            write_metadata(self._folders[part], self._strategy, self._results)
+            self._written += [file for files in gathered for file in files]
+            results = [result for file in self._written for result in file.results]
+            write_metadata(self._folders[part], self._strategy, results)
             (self._commit_model if part == MODEL else self._commit_optimizer)()
         self._committed.append(part)
         torch.distributed.barrier()
@@ -113,7 +127,7 @@ class PendingSave:
         config = dist_checkpointing.core.CheckpointingConfig("torch_dist", 1)
         dist_checkpointing.core.save_config(config, str(self._folders[MODEL]))
         write_record(self._folders[MODEL], self._record([MODEL]))
-        fsync_folder(self._folders[MODEL], already_durable=self._files())
+        fsync_folder(self._folders[MODEL], already_durable=[file.name for file in self._written])
         replace_folder(self._folders[MODEL], self._target)
 
     def _commit_optimizer(self) -> None:
@@ -121,22 +135,25 @@ class PendingSave:
         record = self._record([MODEL, OPTIMIZER])
         for path in sorted(folder.glob("*.distcp")):
             path.rename(self._target / path.name)
-        (folder / ".metadata").replace(self._target / ".metadata")
+        (folder / METADATA).replace(self._target / METADATA)
         fsync_path(self._target)
-        write_record(self._target, record)
         write_tracker(self._target.parent, self._iteration)
+        write_record(self._target, record)
         folder.rmdir()
 
     def _record(self, parts: list[str]) -> CheckpointRecord:
+        """Of what lies in the parts' folders; `.metadata` is named once it is not going to be replaced any more."""
         places = [self._folders[OPTIMIZER], self._folders[MODEL], self._target]
-        sizes = {}
-        for name in self._files():
-            path = next(place / name for place in places if (place / name).exists())
-            sizes[name] = path.stat().st_size
-        return CheckpointRecord(iteration=self._iteration, parts=parts, layout=parallel_layout(), file_bytes=sizes)
-
-    def _files(self) -> list[str]:
-        return sorted({result.storage_data.relative_path for result in self._results})
+        digests = {file.name: file.digest for file in self._written}
+        names = [*digests, *COMMON_FILES, *([METADATA] if OPTIMIZER in parts else [])]
+        paths = {name: next(place / name for place in places if (place / name).exists()) for name in sorted(names)}
+        return CheckpointRecord(
+            iteration=self._iteration,
+            parts=parts,
+            layout=parallel_layout(),
+            file_bytes={name: path.stat().st_size for name, path in paths.items()},
+            digests={name: digests.get(name) or digest_file(path) for name, path in paths.items()},
+        )
 
     def _abandon(self) -> None:
         torch.distributed.barrier()
@@ -158,7 +175,7 @@ class Restored:
 def load(trainer: Trainable, folder: Path, iteration: int, *, with_optimizer: bool = True) -> Restored:
     """Load a checkpoint in place, also one that another parallel layout wrote; all ranks must call it."""
     checkpoint = iteration_folder(folder, iteration)
-    check_checkpoint(checkpoint, part=OPTIMIZER if with_optimizer else MODEL)
+    _verify(checkpoint, OPTIMIZER if with_optimizer else MODEL)
     record = read_record(checkpoint)
     with_rng = with_optimizer and record is not None and record.layout == parallel_layout()
     models = _model_state(trainer)
@@ -178,6 +195,20 @@ def load(trainer: Trainable, folder: Path, iteration: int, *, with_optimizer: bo
     if with_rng:
         restore_rng_state(loaded[RNG])
     return Restored(iteration=loaded["iteration"], with_rng=with_rng)
+
+
+def _verify(checkpoint: Path, part: str) -> None:
+    """Refuse a checkpoint that is not as it was written. Each rank reads a share of the files."""
+    rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    problem: SlimeStagesError | None = None
+    try:
+        verify_checkpoint(checkpoint, part=part, share=(rank, count))
+    except SlimeStagesError as error:
+        problem = error
+    gathered: list[SlimeStagesError | None] = [None] * count
+    torch.distributed.all_gather_object(gathered, problem)
+    if found := next((each for each in gathered if each is not None), None):
+        raise found
 
 
 def parallel_layout() -> dict[str, int]:

@@ -3,18 +3,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slime_stages.cli.token_text import _transformers_decoder, decoded, load_decoder, shown_tokens
+from slime_stages.cli.token_text import decoded, shown_tokens
+from slime_stages.decoding import load_decoder
 from tests.fixtures.tiny_model import make_tokenizer
 
 
-def test_transformers_decodes_where_there_is_no_tokenizer_file_of_the_fast_kind(tmp_path: Path) -> None:
-    make_tokenizer().save_pretrained(tmp_path)
+def test_a_tokenizer_file_is_decoded_without_transformers_and_alike(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
     ids = tokenizer.encode(" answer<|im_end|>")
-    fast, slow = load_decoder(tmp_path), _transformers_decoder(tmp_path)
 
-    assert fast is not None
-    assert [fast(ids), slow(ids)] == [" answer<|im_end|>"] * 2
+    assert load_decoder(tmp_path)(ids) == tokenizer.decode(ids) == " answer<|im_end|>"
+    assert load_decoder(tmp_path, skip_special_tokens=True)(ids) == " answer"
 
 
 def test_a_character_of_several_tokens_is_the_last_ones() -> None:

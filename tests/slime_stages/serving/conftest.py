@@ -1,23 +1,20 @@
-"""One real SGLang server for all tests of the room."""
+"""The server that all tests share, and a client of it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
 from slime_stages.serving.client import EngineClient
-from slime_stages.serving.engine import Engine, EngineOptions
+from slime_stages.serving.engine import Engine
 from tests.fixtures.tiny_model import VOCABULARY_SIZE
 
 
 @pytest.fixture(scope="session")
-def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Serves `tiny_model` as version 7; a test that loads other weights loads these again."""
-    log = tmp_path_factory.mktemp("engine") / "sglang.log"
-    with Engine(tiny_model, "7", log=log, options=EngineOptions(device="cpu", start_timeout_seconds=500)) as engine:
-        yield engine
+def engine(tiny_engine: Engine) -> Engine:
+    """Serves the tiny model as version 0."""
+    return tiny_engine
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -21,8 +22,10 @@ time.sleep(600)
 """
 
 
-def start_guard(*command: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-I", "-S", guard.__file__, *command], stdin=subprocess.PIPE)
+def start_guard(*command: str, temporary: Path | None = None) -> subprocess.Popen[bytes]:
+    environment = os.environ | ({"TMPDIR": str(temporary)} if temporary else {})
+    words = [sys.executable, "-I", "-S", guard.__file__, *command]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, env=environment)
 
 
 def read_when_written(path: Path) -> str:
@@ -51,7 +54,7 @@ def test_the_exit_code_of_the_server_is_the_guards() -> None:
 
 def test_the_server_dies_with_a_guard_that_is_killed(tmp_path: Path) -> None:
     write_pid = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-    process = start_guard(sys.executable, "-c", write_pid, str(tmp_path / "pid"))
+    process = start_guard(sys.executable, "-c", write_pid, str(tmp_path / "pid"), temporary=tmp_path)
     server = psutil.Process(int(read_when_written(tmp_path / "pid")))
 
     process.kill()

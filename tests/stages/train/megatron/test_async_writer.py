@@ -9,6 +9,7 @@ from stages.train.megatron import cpu
 
 cpu.install()
 
+from slime_stages.digest import digest_file  # noqa: E402
 from slime_stages.errors import InternalError  # noqa: E402
 from slime_stages.weights.checkpoints import MODEL, OPTIMIZER  # noqa: E402
 from stages.train.megatron.async_writer import Plan, Writer  # noqa: E402
@@ -25,8 +26,9 @@ def plan_with_file(folder: Path, part: str) -> Plan:
 def test_each_part_is_reported_once_it_is_written(tmp_path: Path, background: bool) -> None:
     writer = Writer(plan_with_file(tmp_path, OPTIMIZER), background=background)
 
-    assert (writer.outcome(MODEL), writer.outcome(OPTIMIZER)) == ([], [])
-    assert (tmp_path / "optimizer.distcp").exists()
+    assert writer.outcome(MODEL) == []
+    [written] = writer.outcome(OPTIMIZER)
+    assert (written.name, written.digest) == ("optimizer.distcp", digest_file(tmp_path / "optimizer.distcp"))
 
 
 def test_a_writer_that_dies_is_told_by_its_exit_code(tmp_path: Path) -> None:

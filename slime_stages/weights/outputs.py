@@ -1,0 +1,66 @@
+"""Whether what train and sync have made beside their manifests is whole: a checkpoint, a version of the weights.
+
+What retention has removed is not missed: there is a newer one then.
+"""
+
+from __future__ import annotations
+
+from slime_stages.errors import DataError, MissingInputError
+from slime_stages.manifest import Manifest
+from slime_stages.rundir import RunDir
+from slime_stages.weights.checkpoints import (
+    OPTIMIZER,
+    RECORD,
+    complete_iterations,
+    has_weights,
+    is_complete,
+    iteration_folder,
+    read_record,
+    verify_checkpoint,
+)
+from slime_stages.weights.folders import has_live_writer
+from slime_stages.weights.publish import published_versions, verify_weights
+
+
+def check_outputs(run: RunDir, manifest: Manifest) -> None:
+    """Refuse outputs of a committed call that are lost or altered. Reads them whole."""
+    version = manifest.policy_version + 1
+    if manifest.kind == "train":
+        _check_checkpoint(run, version)
+    elif manifest.kind == "sync":
+        _check_weights(run, version, manifest.content)
+
+
+def is_past_repair(run: RunDir, stage: str, version: int) -> bool:
+    """Whether an output of a past iteration, which began with `version` of the weights, cannot be made again.
+
+    Retention has removed what it would be made from; nothing that is to come needs it either.
+    """
+    weights = run.weights_path(version)
+    newer_weights = max(published_versions(weights.parent), default=0) > version + 1
+    newer_checkpoint = max(complete_iterations(run.checkpoints_path), default=0) > version + 1
+    if stage == "rollout":
+        return newer_weights and not weights.exists()
+    if stage == "train":
+        return newer_checkpoint and version > 0 and not is_complete(iteration_folder(run.checkpoints_path, version))
+    if stage == "sync":
+        return newer_weights and not has_weights(iteration_folder(run.checkpoints_path, version + 1))
+    return False
+
+
+def _check_checkpoint(run: RunDir, version: int) -> None:
+    folder = iteration_folder(run.checkpoints_path, version)
+    is_newest = max(complete_iterations(run.checkpoints_path), default=0) <= version
+    if not is_complete(folder) and (has_live_writer(folder) or not is_newest):
+        return
+    verify_checkpoint(folder, part=OPTIMIZER)
+    if read_record(folder) is None:
+        raise MissingInputError(f"checkpoint {folder} has lost its {RECORD}")
+
+
+def _check_weights(run: RunDir, version: int, content: str) -> None:
+    folder = run.weights_path(version)
+    if not folder.exists() and max(published_versions(folder.parent), default=0) > version:
+        return
+    if (found := verify_weights(folder).digest) != content:
+        raise DataError(f"weights {folder} have digest {found}, {content} were committed")
