@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 MODEL = "models/SmolLM2-135M-Instruct"
 PROMPTS = "examples/quickstart/data/train.jsonl"
@@ -77,7 +77,7 @@ def train(steps: int, threads: int) -> Clock:
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=MODEL,
-            reward_funcs=score,
+            reward_funcs=cast(Any, score),  # may be a coroutine function, which its annotation leaves out
             args=settings(steps, folder),
             train_dataset=load_dataset("json", data_files=PROMPTS, split="train"),
         )

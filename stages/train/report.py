@@ -26,6 +26,7 @@ def commit_training(stage: Stage, data: IterationBatch, steps: Steps, saved: Sav
     if torch.distributed.get_rank() == 0:
         reasons = drop_reasons(data, steps)
         metrics = training_metrics(data, steps)
+        append_metrics(stage, metrics)  # before the commit: after it nobody would come back for them
         with stage.output("samples.parquet") as temporary:
             with ShardWriter(temporary, TRAIN, {"run_id": stage.plan.run_id}) as writer:
                 writer.write(sample_columns(stage, data, steps, reasons))
@@ -43,7 +44,6 @@ def commit_training(stage: Stage, data: IterationBatch, steps: Steps, saved: Sav
                     "samples_content": content_digest(temporary, TRAIN),
                 },
             )
-        append_metrics(stage, metrics)
     torch.distributed.barrier()
     return stage.manifest_path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slime_stages.commit import remove_leftovers
 from slime_stages.lineage import shard_manifest_path, train_inputs
 from slime_stages.rundir import RunDir
 from slime_stages.stage import Stage, StageCall, config_digest, open_stage, read_config, read_run_plan
@@ -30,6 +31,7 @@ def prepare(call: StageCall) -> Stage | None:
     """Open the call; None if its output is committed and fresh."""
     stage = worker_stage(call)
     remove_dead_folders(stage.run.checkpoints_path)
+    remove_leftovers(stage.run.checkpoints_path)
     return open_stage(
         call, stage.inputs, plan=stage.plan, config=stage.config, path=stage.manifest_path, check=check_outputs
     )

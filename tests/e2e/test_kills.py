@@ -90,14 +90,16 @@ def test_a_killed_reward_is_scored_by_the_next_attempt(run: RunDir, forker: Fork
     call = StageCall(stage="reward", run=run.root, iteration=1, shard=1)
     attempts = Attempts(without(run, 1, "reward"), call, forker, tmp_path)
 
-    assert attempts.complaints(attempts.points) == ""
+    complaints = attempts.complaints(attempts.points)
+    assert not complaints, complaints
 
 
 def test_a_killed_sync_publishes_on_the_next_attempt(run: RunDir, forker: Forker, tmp_path: Path) -> None:
     call = StageCall(stage="sync", run=run.root, iteration=1)
     attempts = Attempts(without(run, 1, "sync"), call, forker, tmp_path)
 
-    assert attempts.complaints(attempts.points) == ""
+    complaints = attempts.complaints(attempts.points)
+    assert not complaints, complaints
 
 
 def test_a_killed_rollout_asks_only_for_what_is_not_journalled(
@@ -107,14 +109,16 @@ def test_a_killed_rollout_asks_only_for_what_is_not_journalled(
     call = StageCall(stage="rollout", run=run.root, iteration=0, shard=0)
     attempts = Attempts(without(run, 0, "rollout"), call, forker, tmp_path)
 
-    assert attempts.complaints(spread(attempts.points, 16)) == ""
+    complaints = attempts.complaints(spread(attempts.points, 16))
+    assert not complaints, complaints
 
 
 def test_a_killed_training_is_repeated_and_ends_alike(run: RunDir, forker: Forker, tmp_path: Path) -> None:
     call = StageCall(stage="train", run=run.root, iteration=1)
     attempts = Attempts(without(run, 1, "train"), call, forker, tmp_path)
 
-    assert attempts.complaints(spread(attempts.points, 12)) == ""
+    complaints = attempts.complaints(spread(attempts.points, 12))
+    assert not complaints, complaints
 
 
 @pytest.mark.slow
@@ -122,4 +126,5 @@ def test_a_training_killed_anywhere_is_repeated_and_ends_alike(run: RunDir, fork
     call = StageCall(stage="train", run=run.root, iteration=1)
     attempts = Attempts(without(run, 1, "train"), call, forker, tmp_path)
 
-    assert attempts.complaints(attempts.points) == ""
+    complaints = attempts.complaints(attempts.points)
+    assert not complaints, complaints
