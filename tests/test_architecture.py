@@ -24,6 +24,7 @@ FLOORS = (
         "commit",
         "content",
         "counters",
+        "decoding",
         "digest",
         "journal",
         "manifest",

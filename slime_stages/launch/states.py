@@ -83,10 +83,8 @@ def is_complete(run: RunDir, iteration: int) -> bool:
 
 def has_rollouts(run: RunDir, iteration: int) -> bool:
     """Whether every rollout of the iteration is there, so that no engine is needed."""
-    if not run.plan_path(iteration).exists():
-        return False
-    plan = read_run_plan(run, iteration)
-    return all(shard_manifest_path(run, plan, "rollout", shard).exists() for shard in range(plan.shard_count))
+    found = list(run.stage_path("rollout", iteration).glob("shard-*-of-*.json"))
+    return bool(found) and len(found) == int(found[0].stem.rpartition("-of-")[2])
 
 
 def is_begun(run: RunDir, iteration: int) -> bool:

@@ -50,8 +50,8 @@ def is_past_repair(run: RunDir, stage: str, version: int) -> bool:
 
 def _check_checkpoint(run: RunDir, version: int) -> None:
     folder = iteration_folder(run.checkpoints_path, version)
-    is_newest = max(complete_iterations(run.checkpoints_path), default=0) <= version
-    if not is_complete(folder) and (has_live_writer(folder) or not is_newest):
+    is_superseded = max(complete_iterations(run.checkpoints_path), default=0) > version
+    if (is_superseded and not folder.exists()) or (has_live_writer(folder) and not is_complete(folder)):
         return
     verify_checkpoint(folder, part=OPTIMIZER)
     if read_record(folder) is None:

@@ -22,13 +22,12 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 @pytest.fixture(scope="session")
 def finished(
     tmp_path_factory: pytest.TempPathFactory,
-    tiny_model: Path,
     tiny_prompts: Path,
     tiny_engine: Engine,
     forker: Forker,
 ) -> RunDir:
     """A run of two iterations that nothing disturbed; tests work on copies."""
-    run = new_run(tmp_path_factory.mktemp("runs") / "finished", tiny_model, tiny_prompts)
+    run = new_run(tmp_path_factory.mktemp("runs") / "finished", tiny_prompts, tiny_engine)
     lend(tiny_engine, run)
     for iteration in (0, 1):
         run_iteration(run, iteration, forker)

@@ -36,6 +36,9 @@ rollout_shards = 2
 [reward]
 custom_rm_path = "tests.e2e.rewards.parity"
 reward_workers = 1
+[serving]
+serving_mode = "external"
+rollout_external_engine_addrs = ["{engine}"]
 [train]
 use_dynamic_batch_size = true
 max_tokens_per_gpu = 256
@@ -45,17 +48,20 @@ lr = 1e-3
 TEMPORARY = (".tmp-", ".claim-", ".journal-")
 
 
-def new_run(folder: Path, model: Path, prompts: Path, **flags: Any) -> RunDir:
+def new_run(folder: Path, prompts: Path, engine: Engine, **flags: Any) -> RunDir:
     """Write the config beside the run folder and start the run; flags are settings over `SETTINGS`."""
     config = folder.with_suffix(".toml")
-    config.write_text(SETTINGS.format(model=model, prompts=prompts))
+    config.write_text(SETTINGS.format(model=engine.model, prompts=prompts, engine=engine.url.removeprefix("http://")))
     run = RunDir(folder)
     start_run(run, resolve(config, flags).config)
     return run
 
 
 def lend(engine: Engine, run: RunDir) -> None:
-    """Register the engine with the run, as its warm engine, with the weights that the engine began with."""
+    """Register the engine with the run, as its warm engine, with the weights that the engine began with.
+
+    A version number means other weights in another run, so that an engine must not go from one to the other with it.
+    """
     if engine.version() != "0":
         engine.update_weights(engine.model, "0")
     register_engine(run.engines_path, "warm", url=engine.url, pid=engine.pid)

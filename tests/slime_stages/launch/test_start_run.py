@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slime_stages.config import Config
+from slime_stages.config.frozen import read_frozen
 from slime_stages.errors import DataError, UsageError
 from slime_stages.launch.iterate import iterations_to_run
 from slime_stages.launch.plans import ensure_eval_plan, ensure_plan, evaluates
@@ -51,7 +51,7 @@ def test_a_run_that_was_lost_in_parts_is_mended_to_the_same(run: RunDir) -> None
     mend_run(run)
 
     assert prompts_record(run, "train")["content"] == before
-    assert read_config(run, 0) == Config.from_json(run.config_path.read_bytes())
+    assert read_frozen(run.config_path) == read_config(run, 0)
     assert (run.weights_path(0) / "model.safetensors").exists()
 
 
