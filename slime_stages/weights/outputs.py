@@ -37,14 +37,16 @@ def is_past_repair(run: RunDir, stage: str, version: int) -> bool:
     Retention has removed what it would be made from; nothing that is to come needs it either.
     """
     weights = run.weights_path(version)
-    newer_weights = max(published_versions(weights.parent), default=0) > version + 1
-    newer_checkpoint = max(complete_iterations(run.checkpoints_path), default=0) > version + 1
+    newest_weights = max(published_versions(weights.parent), default=0)
+    newest_checkpoint = max(complete_iterations(run.checkpoints_path), default=0)
     if stage == "rollout":
-        return newer_weights and not weights.exists()
+        return newest_weights > version and not weights.exists()
     if stage == "train":
-        return newer_checkpoint and version > 0 and not is_complete(iteration_folder(run.checkpoints_path, version))
+        start = iteration_folder(run.checkpoints_path, version)
+        return newest_checkpoint > version + 1 and version > 0 and not is_complete(start)
     if stage == "sync":
-        return newer_weights and not has_weights(iteration_folder(run.checkpoints_path, version + 1))
+        trained = iteration_folder(run.checkpoints_path, version + 1)
+        return newest_weights > version + 1 and not has_weights(trained)
     return False
 
 

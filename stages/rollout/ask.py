@@ -6,6 +6,7 @@ import asyncio
 import copy
 import inspect
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -158,7 +159,12 @@ async def _prefill(clients: list[EngineClient], sample: Sample, limit: asyncio.S
     if sample.tokens:
         async with limit:
             client = client_of(clients, sample)
-            await client.prefill(sample.tokens, rid=f"{sample.session_id}-prompt", routing_key=sample.session_id)
+            await client.prefill(sample.tokens, rid=request_id(sample), routing_key=sample.session_id)
+
+
+def request_id(sample: Sample) -> str:
+    """Begins with the session's id; an engine refuses one that it still works on for an attempt that was killed."""
+    return f"{sample.session_id or sample.index}-{uuid.uuid4().hex[:8]}"
 
 
 def client_of(clients: list[EngineClient], sample: Sample) -> EngineClient:
@@ -174,7 +180,7 @@ def _default_generate(clients: list[EngineClient], decode: Decoder) -> GenerateF
                 hint="add --apply-chat-template, or a --custom-generate-function-path that takes messages",
             )
         answer = await client_of(clients, sample).generate(
-            sample.tokens, sampling_params, rid=sample.session_id or str(sample.index), routing_key=sample.session_id
+            sample.tokens, sampling_params, rid=request_id(sample), routing_key=sample.session_id
         )
         sample.append_response_tokens(
             args,

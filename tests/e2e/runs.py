@@ -80,8 +80,14 @@ def copy_run(run: RunDir, folder: Path) -> RunDir:
     return RunDir(folder)
 
 
-def without(run: RunDir, iteration: int, stage: str) -> RunDir:
-    """Take the run back to the time before a stage of its newest iteration."""
+def without(run: RunDir, iteration: int, stage: str, shard: int | None = None) -> RunDir:
+    """Take the run back to the time before a stage of its newest iteration; of a shard, that one alone."""
+    if shard is not None:
+        plan = read_run_plan(run, iteration)
+        path = shard_manifest_path(run, plan, stage, shard)
+        path.unlink()
+        path.with_suffix(".parquet").unlink()
+        return run
     later = ("rollout", "reward", "train", "sync")
     for name in later[later.index(stage) :]:
         shutil.rmtree(run.stage_path(name, iteration), ignore_errors=True)

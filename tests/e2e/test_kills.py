@@ -128,3 +128,29 @@ def test_a_training_killed_anywhere_is_repeated_and_ends_alike(run: RunDir, fork
 
     complaints = attempts.complaints(attempts.points)
     assert not complaints, complaints
+
+
+def test_a_group_that_is_journalled_is_not_asked_again(
+    run: RunDir, forker: Forker, tiny_engine: Engine, tmp_path: Path
+) -> None:
+    lend(tiny_engine, run)
+    call = StageCall(stage="rollout", run=run.root, iteration=0, shard=0)
+    first_group = KillPoint(Event("stage", 5, "done", "rollout 0/0 1"), "before")
+    without(run, 0, "rollout")
+
+    killed = forker.run(call, first_group)
+    again = forker.run(call)
+
+    assert killed.is_killed
+    assert journalled(killed.events) == 1
+    assert journalled(again.events) == 1
+    assert committed_samples(run, call) == 4
+
+
+def journalled(events: list[Event]) -> int:
+    """Groups that an attempt has recorded."""
+    return sum(event.name == "fsync" and "/.journal-00000/" in event.what for event in events)
+
+
+def committed_samples(run: RunDir, call: StageCall) -> int:
+    return read_manifest(manifest_path(run, call)).rows
