@@ -11,6 +11,7 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.qwen3.modeling_qwen3",
+    "stages.train.megatron",  # first: it silences what Megatron-Core says of absent packages
     "megatron.core",
     "megatron.core.dist_checkpointing",
     "megatron.core.distributed",

@@ -16,7 +16,6 @@ from slime_stages.lineage import shard_manifest_path
 from slime_stages.manifest import Manifest, read_manifest
 from slime_stages.rundir import RunDir
 from slime_stages.serving.engine import Engine
-from slime_stages.serving.registry import register_engine
 from slime_stages.stage import StageCall, read_run_plan
 from tests.e2e.stage_calls import Forker
 
@@ -36,9 +35,6 @@ rollout_shards = 2
 [reward]
 custom_rm_path = "tests.e2e.rewards.parity"
 reward_workers = 1
-[serving]
-serving_mode = "external"
-rollout_external_engine_addrs = ["{engine}"]
 [train]
 use_dynamic_batch_size = true
 max_tokens_per_gpu = 256
@@ -48,23 +44,23 @@ lr = 1e-3
 TEMPORARY = (".tmp-", ".claim-", ".journal-")
 
 
-def new_run(folder: Path, prompts: Path, engine: Engine, **flags: Any) -> RunDir:
-    """Write the config beside the run folder and start the run; flags are settings over `SETTINGS`."""
+def new_run(folder: Path, model: Path, prompts: Path, *, engine: Engine | None, **flags: Any) -> RunDir:
+    """Start a run; flags are settings over `SETTINGS`. Without an engine, its rollouts start their own."""
     config = folder.with_suffix(".toml")
-    config.write_text(SETTINGS.format(model=engine.model, prompts=prompts, engine=engine.url.removeprefix("http://")))
+    config.write_text(SETTINGS.format(model=model, prompts=prompts))
+    serving = {"rollout_external_engine_addrs": [engine.url.removeprefix("http://")]} if engine else {}
     run = RunDir(folder)
-    start_run(run, resolve(config, flags).config)
+    start_run(run, resolve(config, {**serving, **flags}).config)
     return run
 
 
-def lend(engine: Engine, run: RunDir) -> None:
-    """Register the engine with the run, as its warm engine, with the weights that the engine began with.
+def at_version_0(engine: Engine) -> Engine:
+    """The engine with the weights that it began with.
 
-    A version number means other weights in another run, so that an engine must not go from one to the other with it.
+    It takes a version's number for its weights, which in another run are others: tests must not pass it on as it is.
     """
-    if engine.version() != "0":
-        engine.update_weights(engine.model, "0")
-    register_engine(run.engines_path, "warm", url=engine.url, pid=engine.pid)
+    engine.update_weights(engine.model, "0")
+    return engine
 
 
 def run_iteration(run: RunDir, iteration: int, forker: Forker) -> None:

@@ -1,4 +1,4 @@
-"""Any committed file is lost or altered: one command puts it right, makes again only what it must, and all is as before."""
+"""Any committed file is lost or altered: one command makes again what it must, and nothing else, and all is as before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slime_stages.rundir import RunDir, find_run
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall
 from slime_stages.weights.checkpoints import iteration_folder
-from tests.e2e.runs import copy_run, leftovers, lend, manifests
+from tests.e2e.runs import copy_run, leftovers, manifests
 from tests.e2e.stage_calls import Forker
 
 NOT_COMMITTED = ("logs", "metrics", "engines", "latest_checkpointed_iteration.txt")
@@ -110,9 +110,8 @@ def complaints(
 
 
 def test_a_committed_file_that_is_lost_or_altered_is_put_back_by_the_same_command(
-    finished: RunDir, tiny_engine: Engine, forker: Forker, tmp_path: Path
+    finished: RunDir, engine: Engine, forker: Forker, tmp_path: Path
 ) -> None:
-    lend(tiny_engine, finished)
     files = committed_files(finished)
     cases = [(path, possible(finished, path)[number % 3]) for number, path in enumerate(files)]
 
@@ -124,9 +123,8 @@ def test_a_committed_file_that_is_lost_or_altered_is_put_back_by_the_same_comman
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_every_committed_file_may_be_lost_or_altered_in_any_way(
-    finished: RunDir, tiny_engine: Engine, forker: Forker, tmp_path: Path, kind: int
+    finished: RunDir, engine: Engine, forker: Forker, tmp_path: Path, kind: int
 ) -> None:
-    lend(tiny_engine, finished)
     cases = [(path, possible(finished, path)[kind]) for path in committed_files(finished)]
 
     found = complaints(finished, cases, tmp_path, forker)
@@ -149,9 +147,8 @@ def test_what_retention_has_removed_is_not_missed(run: RunDir, forker: Forker) -
 
 
 def test_what_cannot_be_made_again_and_is_not_needed_does_not_stop_the_run(
-    run: RunDir, forker: Forker, tiny_engine: Engine, capsys: pytest.CaptureFixture[str]
+    run: RunDir, forker: Forker, engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lend(tiny_engine, run)
     shutil.rmtree(run.weights_path(1))
     delete(run.shard_path("rollout", 1, 0, 2))
 
@@ -161,8 +158,7 @@ def test_what_cannot_be_made_again_and_is_not_needed_does_not_stop_the_run(
     assert "warning: rollout 1/0 is corrupt" in capsys.readouterr().err
 
 
-def test_going_on_mends_what_the_next_iteration_starts_from(run: RunDir, forker: Forker, tiny_engine: Engine) -> None:
-    lend(tiny_engine, run)
+def test_going_on_mends_what_the_next_iteration_starts_from(run: RunDir, forker: Forker, engine: Engine) -> None:
     before = manifests(run)
     flip(iteration_folder(run.checkpoints_path, 2) / "optimizer__0_1.distcp")
     flip(run.weights_path(2) / "model.safetensors")

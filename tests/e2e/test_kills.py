@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slime_stages.launch.plans import ensure_plan
 from slime_stages.manifest import check_data, read_manifest
 from slime_stages.rundir import RunDir
 from slime_stages.serving.engine import Engine
+from slime_stages.serving.registry import register_engine
 from slime_stages.stage import StageCall
 from slime_stages.weights.outputs import check_outputs
-from tests.e2e.runs import copy_run, leftovers, lend, manifest_path, without
-from tests.e2e.stage_calls import Forker, KillPoint, kill_points, spread
+from tests.e2e.runs import copy_run, leftovers, manifest_path, new_run, without
+from tests.e2e.stage_calls import Event, Forker, KillPoint, kill_points, spread
 
 
 class Attempts:
@@ -33,6 +36,10 @@ class Attempts:
     def complaints(self, points: list[KillPoint]) -> str:
         """What is wrong after a kill and a second attempt, one a line; empty if all is well."""
         return "\n".join(self._complaints(points))
+
+    def first(self, name: str) -> KillPoint:
+        """Before the first event of a name."""
+        return next(point for point in self.points if point.event.name == name)
 
     def _complaints(self, points: list[KillPoint]) -> Iterator[str]:
         for number, point in enumerate(points):
@@ -102,10 +109,7 @@ def test_a_killed_sync_publishes_on_the_next_attempt(run: RunDir, forker: Forker
     assert not complaints, complaints
 
 
-def test_a_killed_rollout_asks_only_for_what_is_not_journalled(
-    run: RunDir, forker: Forker, tiny_engine: Engine, tmp_path: Path
-) -> None:
-    lend(tiny_engine, run)
+def test_a_killed_rollout_goes_on_from_its_journal(run: RunDir, forker: Forker, tmp_path: Path) -> None:
     call = StageCall(stage="rollout", run=run.root, iteration=0, shard=0)
     attempts = Attempts(without(run, 0, "rollout"), call, forker, tmp_path)
 
@@ -130,27 +134,40 @@ def test_a_training_killed_anywhere_is_repeated_and_ends_alike(run: RunDir, fork
     assert not complaints, complaints
 
 
-def test_a_group_that_is_journalled_is_not_asked_again(
-    run: RunDir, forker: Forker, tiny_engine: Engine, tmp_path: Path
-) -> None:
-    lend(tiny_engine, run)
+def test_a_group_that_is_journalled_is_not_asked_again(run: RunDir, forker: Forker, tmp_path: Path) -> None:
     call = StageCall(stage="rollout", run=run.root, iteration=0, shard=0)
-    first_group = KillPoint(Event("stage", 5, "done", "rollout 0/0 1"), "before")
-    without(run, 0, "rollout")
+    attempts = Attempts(without(run, 0, "rollout"), call, forker, tmp_path)
+
+    killed = forker.run(call, attempts.first("done"))
+    again = forker.run(call)
+
+    assert killed.is_killed
+    assert [journalled(killed.events), journalled(again.events)] == [1, 1]
+    assert read_manifest(manifest_path(run, call)).rows == 4
+
+
+def test_an_engine_ends_with_the_rollout_that_started_it_and_the_next_attempt_samples_the_same(
+    run: RunDir, tiny_model: Path, tiny_prompts: Path, engine: Engine, forker: Forker, tmp_path: Path
+) -> None:
+    cold = new_run(tmp_path / "cold", tiny_model, tiny_prompts, engine=None)
+    ensure_plan(cold, 0)
+    warm = copy_run(cold, tmp_path / "warm")
+    register_engine(warm.engines_path, "warm", url=engine.url, pid=engine.pid)
+    call = StageCall(stage="rollout", run=cold.root, iteration=0, shard=0)
+    undisturbed = forker.run(replace(call, run=warm.root))
+    first_group = next(point for point in kill_points(undisturbed.events) if point.event.name == "done")
 
     killed = forker.run(call, first_group)
     again = forker.run(call)
 
     assert killed.is_killed
+    assert "engine-000000-00000.log" in [path.name for path in cold.log_path("x").parent.iterdir()]
+    assert killed.survivors == again.survivors == []  # the server and all its processes are gone within seconds
     assert journalled(killed.events) == 1
-    assert journalled(again.events) == 1
-    assert committed_samples(run, call) == 4
+    contents = [read_manifest(manifest_path(each, call)).content for each in (cold, warm)]
+    assert contents[0] == contents[1]
 
 
 def journalled(events: list[Event]) -> int:
     """Groups that an attempt has recorded."""
     return sum(event.name == "fsync" and "/.journal-00000/" in event.what for event in events)
-
-
-def committed_samples(run: RunDir, call: StageCall) -> int:
-    return read_manifest(manifest_path(run, call)).rows

@@ -11,7 +11,7 @@ from slime_stages.launch.states import iteration_states
 from slime_stages.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall
-from tests.e2e.runs import copy_run, leftovers, lend, manifests, without
+from tests.e2e.runs import copy_run, leftovers, manifests, without
 from tests.e2e.stage_calls import Forker
 
 CALLS = [("rollout", 0), ("reward", 0), ("train", None), ("sync", None)]
@@ -19,12 +19,11 @@ CALLS = [("rollout", 0), ("reward", 0), ("train", None), ("sync", None)]
 
 @pytest.mark.parametrize(("stage", "shard"), CALLS)
 def test_of_two_attempts_at_once_one_wins_and_both_end_well(
-    finished: RunDir, tiny_engine: Engine, forker: Forker, tmp_path: Path, stage: str, shard: int | None
+    finished: RunDir, engine: Engine, forker: Forker, tmp_path: Path, stage: str, shard: int | None
 ) -> None:
     expected = {name: manifest.content for name, manifest in manifests(finished).items()}
-    lend(tiny_engine, finished)
     if stage == "rollout":
-        tiny_engine.update_weights(finished.weights_path(1), "1")
+        engine.update_weights(finished.weights_path(1), "1")
     for number in range(3):
         run = without(copy_run(finished, tmp_path / str(number)), 1, stage, shard)
         call = StageCall(stage=stage, run=run.root, iteration=1, shard=shard)

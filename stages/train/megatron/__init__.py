@@ -2,5 +2,12 @@
 
 import warnings
 
-# Megatron-Core says at import, and for every layer, which of its optional packages are absent.
-warnings.filterwarnings("ignore", message=".*(Apex|Transformer Engine|full scope is deprecated)", module=r"megatron\.")
+# Megatron-Core says at import, and for every layer, which of its optional packages are absent; torch says of calls
+# that Megatron-Core makes what will replace them.
+for _message in (
+    ".*(Apex|Transformer Engine|full scope is deprecated)",
+    ".*ShardedTensor",
+    ".*torch.distributed.*is deprecated",
+    "Converting a tensor with requires_grad",
+):
+    warnings.filterwarnings("ignore", message=_message)

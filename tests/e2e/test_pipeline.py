@@ -1,0 +1,84 @@
+"""The stages as Unix programs: piped in a shell, said again, made stale by hand, and refused or accepted by the loop."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from slime_stages.launch.plans import ensure_plan
+from slime_stages.launch.states import iteration_states
+from slime_stages.rundir import RunDir
+from slime_stages.serving.engine import Engine
+from slime_stages.stage import StageCall
+from tests.e2e.runs import manifests, new_run, without
+from tests.e2e.stage_calls import ROOT, Forker
+
+PROGRAM = shlex.quote(str(Path(sys.executable).with_name("slime-stages")))
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash in which `slime-stages` is ours; its exit code is that of the first program that failed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = ["bash", "-o", "pipefail", "-c", line.replace("slime-stages", PROGRAM)]
+    return subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_four_programs_in_a_pipe_make_an_iteration_and_say_so_when_there_is_nothing_to_do(
+    tiny_model: Path, tiny_prompts: Path, engine: Engine, tmp_path: Path
+) -> None:
+    run = new_run(tmp_path / "piped", tiny_model, tiny_prompts, engine=engine)
+    line = (
+        f"slime-stages rollout --run {run.root} --iter 0 | slime-stages reward - | slime-stages train - "
+        "| tee /dev/stderr | slime-stages sync -"
+    )
+
+    first = shell(line)
+    made = manifests(run)
+    again = shell(line)
+
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.splitlines() == [str(run.manifest_path("sync", 0))]
+    assert str(run.manifest_path("train", 0)) in first.stderr.splitlines()
+    assert len(made) == 6  # two shards of rollout and reward each, train and sync
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    for title in ("rollout 0/0", "rollout 0/1", "reward 0/0", "reward 0/1", "train 0", "sync 0"):
+        assert f"{title}: already committed" in again.stderr
+    assert manifests(run) == made
+
+
+def test_what_a_rollout_by_hand_makes_stale_stops_the_loop_until_it_is_made_again_or_accepted(
+    run: RunDir, engine: Engine, forker: Forker
+) -> None:
+    without(run, 1, "rollout")
+    shutil.rmtree(run.iteration_path(1))
+    engine.update_weights(run.weights_path(1), "0")  # samples of these differ from those of version 0
+    forced = StageCall(stage="rollout", run=run.root, iteration=0, shard=1, force=True)
+    assert forker.run(forced).result is not None
+    command = f"slime-stages iter --run {run.root} --n 1"
+
+    refused = shell(command)
+    accepted = shell(f"{command} --accept-stale")
+
+    assert refused.returncode == 65
+    assert "error: reward 0/1 is stale: rollout changed since" in refused.stderr
+    assert f"hint: slime-stages reward --run {run.root} --iter 0 --shard 1 " in refused.stderr
+    assert "--accept-stale" in refused.stderr
+    assert accepted.returncode == 0, accepted.stderr
+    assert states(run, 0) == {
+        "rollout": ["fresh"] * 2,
+        "reward": ["fresh", "stale"],
+        "train": ["stale"],
+        "sync": ["fresh"],
+    }
+    assert states(run, 1) == {"rollout": ["fresh"] * 2, "reward": ["fresh"] * 2, "train": ["fresh"], "sync": ["fresh"]}
+
+
+def states(run: RunDir, iteration: int) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for item in iteration_states(run, ensure_plan(run, iteration)):
+        found.setdefault(item.call.stage, []).append(item.state.kind)
+    return found
