@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slime_stages.cli.options import RunFolder
-from slime_stages.errors import DataError, UsageError
+from slime_stages.errors import DataError, MissingInputError, UsageError
 
 if TYPE_CHECKING:
     from slime_stages.plan import Plan
@@ -134,27 +134,34 @@ def shards_of(stage: str, plan: Plan, shard: int | None) -> list[int | None]:
 
 
 def piped_calls(stage: str, manifests: Iterable[str], *, force: bool) -> Iterator[StageCall]:
-    """One call for each manifest of a sharded stage; for train and sync one for each iteration named."""
+    """One call for each manifest of a sharded stage; for train and sync one for each iteration named.
+
+    MissingInputError for none at all: the command before in the pipe has failed.
+    """
     from slime_stages.manifest import read_manifest
     from slime_stages.stage import StageCall
 
+    lines = sys.stdin if list(manifests) == ["-"] else manifests
+    if stage != "reward":
+        lines = list(lines)  # every shard is needed, and the last line comes with the last one
     seen = set()
-    for text in sys.stdin if list(manifests) == ["-"] else manifests:
-        path = Path(text.strip()).absolute()
+    for path in (Path(line.strip()).absolute() for line in lines if line.strip()):
         manifest = read_manifest(path)
-        shard = manifest.shard if stage == "reward" else None
         call = StageCall(
             stage=stage,
             run=run_of(path).root,
             iteration=manifest.iteration,
-            shard=shard,
+            shard=manifest.shard if stage == "reward" else None,
             split=manifest.split,
             force=force,
         )
         if call not in seen:
             seen.add(call)
-            if stage == "reward" or text:
-                yield call
+            yield call
+    if not seen:
+        raise MissingInputError(
+            f"{stage} was given no manifest", hint="the command before it in the pipe says above why it made none"
+        )
 
 
 def run_of(path: Path) -> RunDir:

@@ -61,7 +61,7 @@ def mend_run(run: RunDir) -> None:
     """Put back what a run holds besides its iterations: its config, and the prompts and first weights made from it."""
     mend_config(run)
     config = read_config(run, 0)
-    _mend_weights(run, Path(config.model.hf_checkpoint))
+    mend_weights(run, Path(config.model.hf_checkpoint))
     for split, settings in prompt_settings(config).items():
         _mend_prompts(run, config, split, settings)
 
@@ -195,7 +195,7 @@ def _plans(run: RunDir, split: str = "train") -> Iterator[Plan]:
             yield read_plan(run.plan_path(iteration, split))
 
 
-def _mend_weights(run: RunDir, source: Path) -> None:
+def mend_weights(run: RunDir, source: Path) -> None:
     """Version 0 is made of links and a record, which are put back if the model is the one that the run began with."""
     target = run.weights_path(0)
     if not target.exists():

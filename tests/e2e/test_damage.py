@@ -1,4 +1,4 @@
-"""Any committed file is lost or altered: one command makes again what it must, and nothing else, and all is as before."""
+"""Any committed file is lost or altered: one command makes it again, and nothing else, and all is as before."""
 
 from __future__ import annotations
 

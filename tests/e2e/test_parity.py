@@ -19,6 +19,8 @@ from tests.e2e.runs import manifests, new_run, run_iteration
 from tests.e2e.stage_calls import Forker
 
 TOLERANCE = 1e-4
+LEARNING_RATE = 1e-3
+"""The first step of Adam moves a weight by so much, whatever its gradient: the sign of a tiny one is noise."""
 MEANS = ("advantage", "log_prob_gap", "entropy", "clip_share", "trained_tokens", "raw_reward")
 
 
@@ -69,7 +71,7 @@ def test_two_trainer_processes_do_what_one_does(
     trained = [manifests(each)["iterations/000000/train/manifest.json"].metrics for each in (finished, run)]
     assert trained[1].keys() == trained[0].keys()
     assert trained[1] == pytest.approx(trained[0], abs=1e-5)
-    assert largest_gap(*(weights_of(each.weights_path(1)) for each in (finished, run))) < 1e-5
+    assert largest_gap(*(weights_of(each.weights_path(1)) for each in (finished, run))) < LEARNING_RATE / 10
 
 
 def log_probs_of_transformers(model_folder: Path, samples: list[Sample], temperature: float) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The stages as Unix programs: piped in a shell, said again, made stale by hand, and refused or accepted by the loop."""
+"""The stages as Unix programs: piped in a shell, typed again, made stale by hand, refused or accepted by the loop."""
 
 from __future__ import annotations
 
@@ -48,6 +48,13 @@ def test_four_programs_in_a_pipe_make_an_iteration_and_say_so_when_there_is_noth
     for title in ("rollout 0/0", "rollout 0/1", "reward 0/0", "reward 0/1", "train 0", "sync 0"):
         assert f"{title}: already committed" in again.stderr
     assert manifests(run) == made
+
+
+def test_a_stage_that_gets_nothing_through_the_pipe_fails() -> None:
+    done = shell("slime-stages rollout --run nowhere | slime-stages train -")
+
+    assert done.returncode == 66
+    assert "error: train was given no manifest" in done.stderr
 
 
 def test_what_a_rollout_by_hand_makes_stale_stops_the_loop_until_it_is_made_again_or_accepted(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from slime_stages import digest
-from slime_stages.digest import digest_bytes, digest_file, digest_json
+from slime_stages.digest import digest_bytes, digest_file, digest_json, sealed, unsealed
+from slime_stages.errors import DataError
 
 
 def test_a_digest_is_xxh3_128_in_hex() -> None:
@@ -27,3 +28,15 @@ def test_the_order_of_keys_does_not_matter_and_values_do() -> None:
     assert digest_json({"a": 1, "b": {"c": 2, "d": 3}}) == digest_json({"b": {"d": 3, "c": 2}, "a": 1})
     assert digest_json({"a": 1}) != digest_json({"a": 2})
     assert digest_json([1, 2]) != digest_json([2, 1])
+
+
+def test_a_sealed_record_tells_whether_a_value_was_altered(tmp_path: Path) -> None:
+    record = sealed({"rows": 3, "names": ["a", "b"]})
+
+    assert unsealed(record, tmp_path) == {"names": ["a", "b"], "rows": 3}
+    with pytest.raises(DataError, match="was altered"):
+        unsealed({**record, "rows": 4}, tmp_path)
+
+
+def test_a_record_without_a_seal_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert unsealed({"rows": 3}, tmp_path) == {"rows": 3}

@@ -73,3 +73,13 @@ def test_a_newer_manifest_and_one_with_unknown_fields_are_refused(tmp_path: Path
 
 def test_the_code_version_starts_with_the_release() -> None:
     assert code_version().startswith("0.")
+
+
+def test_a_manifest_with_an_altered_value_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "shard.json"
+    commit_manifest(manifest(), path)
+
+    path.write_bytes(path.read_bytes().replace(b'"iteration": 4', b'"iteration": 5'))
+
+    with pytest.raises(DataError, match="was altered"):
+        read_manifest(path)

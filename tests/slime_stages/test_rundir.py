@@ -110,3 +110,38 @@ def test_a_run_of_a_newer_version_or_with_half_an_identity_is_refused() -> None:
     run.identity_path.write_text('{"run_id"')
     with pytest.raises(DataError, match="is not whole"):
         run.run_id()
+
+
+def test_a_lost_or_altered_identity_is_read_from_the_plans() -> None:
+    run = made("runs/first")
+    identity = run.run_id()
+    run.plan_path(0).parent.mkdir(parents=True)
+    run.plan_path(0).write_text(f'{{"run_id": "{identity}"}}')
+
+    run.identity_path.unlink()
+    assert run.recover()
+    assert run.run_id() == identity
+    run.identity_path.write_bytes(run.identity_path.read_bytes().replace(b"first-", b"other-"))
+    assert run.recover()
+    assert run.run_id() == identity
+
+
+def test_an_identity_is_not_made_up_and_that_of_a_newer_version_is_left_alone() -> None:
+    run = made("runs/first")
+    newer = b'{"run_id": "first", "version": 2}'
+    run.plan_path(0).parent.mkdir(parents=True)
+    run.plan_path(0).write_text('{"run_id": "first-1"}')
+
+    run.identity_path.write_bytes(newer)
+    assert run.recover()
+    assert run.identity_path.read_bytes() == newer
+    run.plan_path(0).unlink()
+    run.identity_path.unlink()
+    assert not run.recover()
+
+
+def test_what_a_killed_start_leaves_behind_does_not_keep_a_run_from_being_made() -> None:
+    Path("first").mkdir()
+    Path("first/.tmp-host-1-0000000000000000-config.json.part").write_text("{")
+
+    assert made("first").run_id().startswith("first-")

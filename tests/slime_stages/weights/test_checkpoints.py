@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_stages.digest import digest_file
 from slime_stages.errors import DataError, MissingInputError
 from slime_stages.weights.checkpoints import (
     MODEL,
@@ -15,6 +16,7 @@ from slime_stages.weights.checkpoints import (
     iteration_folder,
     latest_iteration,
     prune_checkpoints,
+    verify_checkpoint,
     write_record,
     write_tracker,
 )
@@ -87,3 +89,31 @@ def test_what_is_missing_in_a_checkpoint_is_named(tmp_path: Path) -> None:
     (early / "__0_0.distcp").write_bytes(b"123")
     with pytest.raises(DataError, match=r"__0_0.distcp has 3 bytes, 5 were written"):
         check_checkpoint(early)
+
+
+def test_an_altered_file_is_refused_by_whoever_reads_its_share(tmp_path: Path) -> None:
+    checkpoint = iteration_folder(tmp_path, 1)
+    checkpoint.mkdir()
+    for name in ("__0_0.distcp", "optimizer__0_1.distcp"):
+        (checkpoint / name).write_bytes(b"12345")
+    digests = {path.name: digest_file(path) for path in checkpoint.iterdir()}
+    parts = [MODEL, OPTIMIZER]
+    write_record(checkpoint, CheckpointRecord(iteration=1, parts=parts, layout={}, file_bytes={}, digests=digests))
+
+    (checkpoint / "optimizer__0_1.distcp").write_bytes(b"12346")
+
+    verify_checkpoint(checkpoint, part=MODEL)
+    verify_checkpoint(checkpoint, part=OPTIMIZER, share=(0, 2))
+    with pytest.raises(DataError, match=r"optimizer__0_1\.distcp was altered"):
+        verify_checkpoint(checkpoint, part=OPTIMIZER, share=(1, 2))
+
+
+def test_a_checkpoint_with_a_broken_record_is_not_complete_and_is_refused(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, 1, MODEL, OPTIMIZER)
+    record = checkpoint / "checkpoint.json"
+
+    record.write_bytes(record.read_bytes().replace(b'"model"', b'"modal"'))
+
+    assert not is_complete(checkpoint)
+    with pytest.raises(DataError, match="was altered"):
+        check_checkpoint(checkpoint)

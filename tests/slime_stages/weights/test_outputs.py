@@ -1,0 +1,85 @@
+"""What train and sync leave beside their manifests: missed where it is needed, and not where retention removed it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from slime_stages.errors import DataError, MissingInputError
+from slime_stages.manifest import Manifest
+from slime_stages.rundir import RunDir
+from slime_stages.weights.checkpoints import MODEL, OPTIMIZER, CheckpointRecord, iteration_folder, write_record
+from slime_stages.weights.outputs import check_outputs, is_past_repair
+from slime_stages.weights.publish import publish_folder, unpublished_folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Checkpoints 1 to 3 and weights 0 to 3."""
+    run = RunDir(tmp_path / "run")
+    for version in range(4):
+        publish(run, version)
+    for iteration in range(1, 4):
+        folder = iteration_folder(run.checkpoints_path, iteration)
+        folder.mkdir(parents=True)
+        record = CheckpointRecord(iteration=iteration, parts=[MODEL, OPTIMIZER], layout={}, file_bytes={})
+        write_record(folder, record)
+    return run
+
+
+def publish(run: RunDir, version: int, weights: bytes = b"weights") -> str:
+    with unpublished_folder(run.weights_path(version)) as folder:
+        (folder / "model.safetensors").write_bytes(weights)
+        return publish_folder(folder, run.weights_path(version), replace=True).digest
+
+
+def made(kind: str, iteration: int, content: str = "") -> Manifest:
+    return Manifest(kind=kind, run_id="run-1", iteration=iteration, policy_version=iteration, content=content)
+
+
+def test_a_checkpoint_is_missed_only_while_it_is_the_newest(run: RunDir) -> None:
+    shutil.rmtree(iteration_folder(run.checkpoints_path, 1))
+    check_outputs(run, made("train", 0))
+
+    shutil.rmtree(iteration_folder(run.checkpoints_path, 3))
+    with pytest.raises(MissingInputError, match="iter_0000003 is missing"):
+        check_outputs(run, made("train", 2))
+
+
+def test_a_checkpoint_that_has_lost_its_record_is_refused(run: RunDir) -> None:
+    folder = iteration_folder(run.checkpoints_path, 2)
+    (folder / "checkpoint.json").unlink()
+    (folder / "metadata.json").write_text("{}")
+
+    with pytest.raises(MissingInputError, match=r"has lost its checkpoint\.json"):
+        check_outputs(run, made("train", 1))
+
+
+def test_weights_are_missed_only_while_they_are_the_newest_and_are_the_committed_ones(run: RunDir) -> None:
+    digest = publish(run, 3, b"newest")
+    check_outputs(run, made("sync", 2, digest))
+    with pytest.raises(DataError, match="another were committed"):
+        check_outputs(run, made("sync", 2, "another"))
+
+    shutil.rmtree(run.weights_path(1))
+    check_outputs(run, made("sync", 0))
+    shutil.rmtree(run.weights_path(3))
+    with pytest.raises(MissingInputError, match="000003 are missing"):
+        check_outputs(run, made("sync", 2))
+
+
+def test_only_a_past_output_whose_origin_retention_has_removed_is_past_repair(run: RunDir) -> None:
+    assert not any(is_past_repair(run, stage, 1) for stage in ("rollout", "reward", "train", "sync"))
+
+    shutil.rmtree(run.weights_path(1))
+    shutil.rmtree(iteration_folder(run.checkpoints_path, 1))
+
+    assert [is_past_repair(run, stage, 1) for stage in ("rollout", "reward", "train", "sync")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert not is_past_repair(run, "train", 2)
