@@ -50,7 +50,9 @@ docs: $(READY) ## write the generated reference pages
 	@$(BIN)/python -m slime_stages.config.reference > docs/config.md
 
 bench: $(READY) ## print what the benchmarks claim
+	@$(BIN)/pip install -q -c constraints/$(DEVICE).txt -e '.[bench]'
 	@$(BIN)/python benchmarks/shards.py
+	@$(BIN)/python -m examples.quickstart.prepare
 	@$(BIN)/python benchmarks/iteration.py
 
 install: $(READY) ## build .venv

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 from process_tree import ProcessTree
@@ -78,6 +79,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="and cores, on both sides")
     parser.add_argument("--skip-trl", action="store_true")
     args = parser.parse_args()
+    if not args.skip_trl and find_spec("trl") is None:
+        sys.exit("error: TRL is not installed\n\nhint: pip install -e '.[bench]', or add --skip-trl")
 
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     load = os.getloadavg()[0]
@@ -88,8 +91,8 @@ def main() -> None:
                 sides.append(measure_trl(Path(folder), args.iterations, args.threads))
         except SideFailedError as error:
             sys.exit(str(error))
-    print(f"mean of {args.iterations} iterations after one to warm up, {args.threads} threads", end="")
-    print(f" ({load:.1f} other processes ran at the start)\n")
+    print(f"mean of {args.iterations} iterations after one to warm up, {args.threads} threads; ", end="")
+    print(f"the load average was {load:.1f} at the start\n")
     for side in sides:
         print_side(side)
     if len(sides) == 2:

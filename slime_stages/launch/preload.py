@@ -77,11 +77,19 @@ def _child(line: str, writer: int, parent: int) -> None:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     die_with_parent(parent)
+    # What the stage forks to finish writing must not hold the answer's pipe open.
+    unanswered = [writer]
+
+    def let_go() -> None:
+        for descriptor in unanswered:
+            os.close(descriptor)
+
+    os.register_at_fork(after_in_child=let_go)
     result = result_of(StageCall.from_json(line))
     sys.stdout.flush()
     sys.stderr.flush()
     os.write(writer, result.to_json())
-    os.close(writer)
+    os.close(unanswered.pop())
     finish_deferred()
     os._exit(0)
 

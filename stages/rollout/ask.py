@@ -7,9 +7,10 @@ import copy
 import inspect
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_stages.config import Config
@@ -72,28 +73,13 @@ class Generation:
 
     async def finish(self, groups: list[list[Sample]], *, already_done: int) -> list[list[Sample]]:
         """Every group with its responses, in the order given. One group is one task; its samples run together."""
-        from slime_stages.serving.client import EngineClient
-
-        config = self.stage.config
-        args = config.as_args()
+        rollout = self.stage.config.rollout
+        args = self.stage.config.as_args()
         args.sglang_router_ip, args.sglang_router_port = host_and_port(self.urls[0])
-        limit = asyncio.Semaphore(config.serving.sglang_server_concurrency * len(self.urls))
-        hooks = [load_function(path, like="hook(args, sample)") for path in config.rollout.rollout_sample_hook_path]
-        weights = self.stage.run.weights_path(self.stage.plan.policy_version)
-        vocab_size = vocabulary_size(weights)
-        async with AsyncExitStack() as stack:
-            clients = [
-                await stack.enter_async_context(
-                    EngineClient(
-                        url,
-                        vocab_size=vocab_size,
-                        concurrency=config.serving.sglang_server_concurrency,
-                        timeout_seconds=config.serving.request_timeout_seconds,
-                    )
-                )
-                for url in self.urls
-            ]
-            decode = load_decoder(weights, skip_special_tokens=config.rollout.rollout_skip_special_tokens)
+        limit = asyncio.Semaphore(self.stage.config.serving.sglang_server_concurrency * len(self.urls))
+        hooks = [load_function(path, like="hook(args, sample)") for path in rollout.rollout_sample_hook_path]
+        decode = load_decoder(self._weights, skip_special_tokens=rollout.rollout_skip_special_tokens)
+        async with self._clients() as clients:
             generate = self.generate or _default_generate(clients, decode)
 
             async def one(sample: Sample) -> list[Sample]:
@@ -110,6 +96,29 @@ class Generation:
                 return [sample for siblings in made for sample in siblings]
 
             return await self._collect([group_of(group) for group in groups], already_done)
+
+    @property
+    def _weights(self) -> Path:
+        return self.stage.run.weights_path(self.stage.plan.policy_version)
+
+    @asynccontextmanager
+    async def _clients(self) -> AsyncIterator[list[EngineClient]]:
+        """A client of each engine."""
+        from slime_stages.serving.client import EngineClient
+
+        serving, vocab_size = self.stage.config.serving, vocabulary_size(self._weights)
+        async with AsyncExitStack() as stack:
+            yield [
+                await stack.enter_async_context(
+                    EngineClient(
+                        url,
+                        vocab_size=vocab_size,
+                        concurrency=serving.sglang_server_concurrency,
+                        timeout_seconds=serving.request_timeout_seconds,
+                    )
+                )
+                for url in self.urls
+            ]
 
     async def _collect(self, coroutines: list[Any], already_done: int) -> list[list[Sample]]:
         tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]

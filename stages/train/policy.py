@@ -118,13 +118,17 @@ def choose_probes(data: IterationBatch) -> list[PackedSample]:
 
 def probe(trainer: Trainer, chosen: list[PackedSample]) -> list[dict[str, Any]]:
     """The sequences with the trained model's log-probs; all ranks call it."""
-    log_probs = trainer.log_probs([pack_samples([sample]) for sample in chosen])
+    if not chosen:
+        return []
+    [together] = trainer.log_probs([pack_samples(chosen)])
+    ends = np.cumsum([sample.response_length for sample in chosen])[:-1]
+    log_probs = np.split(together.double().cpu().numpy(), ends)
     return [
         {
             "tokens": sample.tokens.tolist(),
             "response_length": sample.response_length,
             "temperature": trainer.settings.rollout_temperature,
-            "log_probs": [round(value, 7) for value in values.double().tolist()],
+            "log_probs": [round(value, 7) for value in values.tolist()],
         }
         for sample, values in zip(chosen, log_probs, strict=True)
     ]

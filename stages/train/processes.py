@@ -13,6 +13,12 @@ import orjson
 from slime_stages.errors import InternalError, SlimeStagesError
 from slime_stages.stage import Stage
 
+_TORCHRUN = (
+    "from slime_stages.rewards.process_tree import die_with_parent; die_with_parent(); "
+    "from torch.distributed.run import main; main()"
+)
+"""torchrun, which ends with this process, however that ends; its workers end with it."""
+
 
 def run_processes(stage: Stage) -> Path:
     """Run `stages.train.worker` in every trainer process of the config; returns the manifest's path.
@@ -22,7 +28,7 @@ def run_processes(stage: Stage) -> Path:
     with tempfile.TemporaryDirectory(prefix="slime-stages-train-") as folder:
         told = Path(folder) / "error.json"
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"),
+            *(sys.executable, "-c", _TORCHRUN, "--standalone", "--no-python"),
             f"--nproc-per-node={stage.config.train.actor_num_gpus_per_node}",
             *(sys.executable, "-m", "stages.train.worker", stage.call.to_json(), str(told)),
         ]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slime_stages.launch.plans import ensure_plan
+from slime_stages.launch.states import calls_of
 from slime_stages.manifest import check_data, read_manifest
 from slime_stages.rundir import RunDir
 from slime_stages.serving.engine import Engine
@@ -18,7 +23,7 @@ from slime_stages.serving.registry import register_engine
 from slime_stages.stage import StageCall
 from slime_stages.weights.outputs import check_outputs
 from tests.e2e.runs import copy_run, leftovers, manifest_path, new_run, without
-from tests.e2e.stage_calls import Event, Forker, KillPoint, kill_points, spread
+from tests.e2e.stage_calls import ROOT, Event, Forker, KillPoint, kill_points, spread
 
 
 class Attempts:
@@ -166,6 +171,28 @@ def test_an_engine_ends_with_the_rollout_that_started_it_and_the_next_attempt_sa
     assert journalled(killed.events) == 1
     contents = [read_manifest(manifest_path(each, call)).content for each in (cold, warm)]
     assert contents[0] == contents[1]
+
+
+def test_trainer_processes_end_with_the_stage_that_started_them(
+    tiny_model: Path, tiny_prompts: Path, engine: Engine, forker: Forker, tmp_path: Path
+) -> None:
+    run = new_run(tmp_path / "run", tiny_model, tiny_prompts, engine=engine, actor_num_gpus_per_node=2)
+    for call in calls_of(run, ensure_plan(run, 0)):
+        if call.stage in ("rollout", "reward"):
+            forker.run(call)
+    words = [sys.executable, "-m", "stages.train", "--run", str(run.root), "--iter", "0"]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL) as stage:
+        workers: list[psutil.Process] = []
+        while len(workers) < 2:
+            assert stage.poll() is None
+            time.sleep(0.2)
+            below = psutil.Process(stage.pid).children(recursive=True)
+            workers = [process for process in below if str(run.root) in " ".join(process.cmdline()[2:])]
+        stage.kill()
+
+    _, alive = psutil.wait_procs([*below, *workers], timeout=15)
+
+    assert alive == []
 
 
 def journalled(events: list[Event]) -> int:
