@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import pytest
 
 from slime_stages.serving.engine import Engine
 from tests.fixtures.tiny_model import make_tiny_model, make_tiny_prompts
+
+# As engines and stages run: threads sleep while they wait, and MKL gives the same bits with any number of them.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,9 @@ import typer
 
 from slime_stages.cli.options import ConfigFile, RunFolder, collect, resolve_from, takes_config_flags
 
-Count = Annotated[int, typer.Option("--n", metavar="N", min=0, help="Iterations to add; an interrupted one is first.")]
+Count = Annotated[
+    int, typer.Option("--n", metavar="N", min=0, help="Iterations to add; 0 reads all there are and mends them.")
+]
 AcceptStale = Annotated[bool, typer.Option("--accept-stale", help="Go on with outputs whose inputs have changed.")]
 ChangeConfig = Annotated[
     bool, typer.Option("--change-config", help="Use the settings given from the next iteration on, and record it.")

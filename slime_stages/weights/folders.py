@@ -6,6 +6,7 @@ name belongs to an attempt that is running or dead; no reader looks at it.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -48,12 +49,20 @@ def fsync_folder(folder: Path, *, already_durable: Iterable[str] = ()) -> None:
 
 def replace_folder(temporary: Path, target: Path) -> None:
     """Put a finished folder in place of whatever lies there. A kill in between leaves no target, never half of one."""
-    aside = temporary_folder_name(target)
-    with suppress(FileNotFoundError):
-        target.rename(aside)
-    temporary.rename(target)
+    replaced = []
+    while True:
+        replaced.append(temporary_folder_name(target))
+        with suppress(FileNotFoundError):
+            target.rename(replaced[-1])
+        try:
+            temporary.rename(target)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # else another attempt was faster: once more
+                raise
     fsync_path(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    for aside in replaced:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_folder(folder: Path) -> None:

@@ -14,10 +14,9 @@ from slime_stages.errors import InternalError, SlimeStagesError
 from slime_stages.stage import Stage
 
 _TORCHRUN = (
-    "from slime_stages.rewards.process_tree import die_with_parent; die_with_parent(); "
-    "from torch.distributed.run import main; main()"
+    "from stages.train.worker import end_with; end_with({stage}); from torch.distributed.run import main; main()"
 )
-"""torchrun, which ends with this process, however that ends; its workers end with it."""
+"""torchrun, which ends with this process, however that ends; its workers do too."""
 
 
 def run_processes(stage: Stage) -> Path:
@@ -28,9 +27,9 @@ def run_processes(stage: Stage) -> Path:
     with tempfile.TemporaryDirectory(prefix="slime-stages-train-") as folder:
         told = Path(folder) / "error.json"
         command = [
-            *(sys.executable, "-c", _TORCHRUN, "--standalone", "--no-python"),
+            *(sys.executable, "-c", _TORCHRUN.format(stage=os.getpid()), "--standalone", "--no-python"),
             f"--nproc-per-node={stage.config.train.actor_num_gpus_per_node}",
-            *(sys.executable, "-m", "stages.train.worker", stage.call.to_json(), str(told)),
+            *(sys.executable, "-m", "stages.train.worker", stage.call.to_json(), str(told), str(os.getpid())),
         ]
         environment = {"OMP_NUM_THREADS": str(_threads(stage)), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
         code = subprocess.run(command, stdout=2, env=environment, check=False).returncode

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from slime_stages.config import resolve
+from slime_stages.launch.iterate import iterate, iterations_to_run
 from slime_stages.launch.plans import ensure_plan
-from slime_stages.launch.start_run import start_run
+from slime_stages.launch.run_stage import StageResult
+from slime_stages.launch.start_run import mend_run, start_run
 from slime_stages.launch.states import calls_of
 from slime_stages.lineage import shard_manifest_path
 from slime_stages.manifest import Manifest, read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.rundir import RunDir, find_run
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall, read_run_plan
 from tests.e2e.stage_calls import Forker
@@ -70,6 +72,26 @@ def run_iteration(run: RunDir, iteration: int, forker: Forker) -> None:
         assert outcome.result.exit_code == 0, (call.title, outcome.result)
 
 
+class ForkingExecutor:
+    """Runs the loop's stages by the forker of the session, which has its imports behind it."""
+
+    def __init__(self, forker: Forker) -> None:
+        self._forker = forker
+
+    def run(self, call: StageCall) -> StageResult:
+        outcome = self._forker.run(call)
+        assert outcome.result is not None, (call.title, outcome.signal, self._forker.log)
+        return outcome.result
+
+
+def mend(run: RunDir, forker: Forker, count: int = 0) -> None:
+    """What `slime-stages iter --run RUN --n 0` does."""
+    found = find_run(run.root)
+    mend_run(found)
+    executor: Any = ForkingExecutor(forker)
+    iterate(found, iterations_to_run(found, count), executor=executor, on_event=lambda event: None)
+
+
 def copy_run(run: RunDir, folder: Path) -> RunDir:
     """A copy of a run folder, which is as good as the original: nothing in it says where it lies."""
     shutil.copytree(run.root, folder, symlinks=True)
@@ -91,6 +113,15 @@ def without(run: RunDir, iteration: int, stage: str, shard: int | None = None) -
     if stage != "sync":
         shutil.rmtree(run.checkpoints_path / f"iter_{iteration + 1:07d}", ignore_errors=True)
         run.metrics_path("train").unlink()
+    return run
+
+
+def from_the_start(run: RunDir) -> RunDir:
+    """Take the run back to the time before its first iteration."""
+    shutil.rmtree(run.iterations_path)
+    shutil.rmtree(run.checkpoints_path)
+    for version in (1, 2):
+        shutil.rmtree(run.weights_path(version))
     return run
 
 

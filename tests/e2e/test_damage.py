@@ -5,43 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from slime_stages.launch.iterate import iterate, iterations_to_run
 from slime_stages.launch.plans import ensure_plan
-from slime_stages.launch.run_stage import StageResult
-from slime_stages.launch.start_run import mend_run
 from slime_stages.launch.states import is_complete, iteration_states
 from slime_stages.rundir import RunDir, find_run
 from slime_stages.serving.engine import Engine
-from slime_stages.stage import StageCall
 from slime_stages.weights.checkpoints import iteration_folder
-from tests.e2e.runs import copy_run, leftovers, manifests
+from tests.e2e.runs import copy_run, leftovers, manifests, mend
 from tests.e2e.stage_calls import Forker
 
 NOT_COMMITTED = ("logs", "metrics", "engines", "latest_checkpointed_iteration.txt")
-
-
-class ForkingExecutor:
-    """Runs the loop's stages by the forker of the session, which has its imports behind it."""
-
-    def __init__(self, forker: Forker) -> None:
-        self._forker = forker
-
-    def run(self, call: StageCall) -> StageResult:
-        outcome = self._forker.run(call)
-        assert outcome.result is not None, (call.title, outcome.signal, self._forker.log)
-        return outcome.result
-
-
-def mend(run: RunDir, forker: Forker, count: int = 0) -> None:
-    """What `slime-stages iter --run RUN --n 0` does."""
-    found = find_run(run.root)
-    mend_run(found)
-    executor: Any = ForkingExecutor(forker)
-    iterate(found, iterations_to_run(found, count), executor=executor, on_event=lambda event: None)
 
 
 def delete(path: Path) -> None:
@@ -112,7 +87,7 @@ def complaints(
 def test_a_committed_file_that_is_lost_or_altered_is_put_back_by_the_same_command(
     finished: RunDir, engine: Engine, forker: Forker, tmp_path: Path
 ) -> None:
-    files = committed_files(finished)
+    files = committed_files(finished)[::2]
     cases = [(path, possible(finished, path)[number % 3]) for number, path in enumerate(files)]
 
     found = complaints(finished, cases, tmp_path, forker)

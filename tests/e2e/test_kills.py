@@ -29,10 +29,13 @@ from tests.e2e.stage_calls import ROOT, Event, Forker, KillPoint, kill_points, s
 class Attempts:
     """Kills a call at chosen points, each time in a fresh copy of the run, and runs it again."""
 
-    def __init__(self, before: RunDir, call: StageCall, forker: Forker, folder: Path) -> None:
+    def __init__(
+        self, before: RunDir, call: StageCall, forker: Forker, folder: Path, *, background: bool = True
+    ) -> None:
         self._before, self._call, self._forker, self._folder = before, call, forker, folder
+        self._background = background
         undisturbed = self._copy("undisturbed")
-        outcome = forker.run(self._in(undisturbed))
+        outcome = forker.run(self._in(undisturbed), background=background)
         assert outcome.result is not None
         assert outcome.result.exit_code == 0, outcome.result
         self.points = kill_points(outcome.events)
@@ -49,11 +52,11 @@ class Attempts:
     def _complaints(self, points: list[KillPoint]) -> Iterator[str]:
         for number, point in enumerate(points):
             run = self._copy(f"{number:03d}")
-            killed = self._forker.run(self._in(run), point)
+            killed = self._forker.run(self._in(run), point, background=self._background)
             if point.event.role == "stage" and not killed.is_killed:
                 yield f"{point}: was not reached"
                 continue
-            again = self._forker.run(self._in(run))
+            again = self._forker.run(self._in(run), background=self._background)
             if again.result is None or again.result.exit_code != 0:
                 yield f"{point}: the second attempt ends with {again.result or again.signal}"
                 continue
@@ -98,50 +101,43 @@ def iterations_of_metrics(run: RunDir) -> set[int]:
     return {json.loads(line)["iteration"] for line in lines}
 
 
-def test_a_killed_reward_is_scored_by_the_next_attempt(run: RunDir, forker: Forker, tmp_path: Path) -> None:
-    call = StageCall(stage="reward", run=run.root, iteration=1, shard=1)
-    attempts = Attempts(without(run, 1, "reward"), call, forker, tmp_path)
-
-    complaints = attempts.complaints(attempts.points)
-    assert not complaints, complaints
+CALLS = {"rollout": (0, 0), "reward": (1, 1), "train": (1, None), "sync": (1, None)}
+"""Iteration and shard of the call that is killed; the run is taken back to the time before it."""
 
 
-def test_a_killed_sync_publishes_on_the_next_attempt(run: RunDir, forker: Forker, tmp_path: Path) -> None:
-    call = StageCall(stage="sync", run=run.root, iteration=1)
-    attempts = Attempts(without(run, 1, "sync"), call, forker, tmp_path)
+@pytest.mark.parametrize("stage", CALLS)
+def test_a_killed_stage_goes_on_and_ends_as_if_nothing_had_been(
+    run: RunDir, forker: Forker, tmp_path: Path, stage: str
+) -> None:
+    attempts = attempts_at(stage, run, forker, tmp_path)
 
-    complaints = attempts.complaints(attempts.points)
-    assert not complaints, complaints
+    complaints = attempts.complaints(spread(attempts.points, 14))
 
-
-def test_a_killed_rollout_goes_on_from_its_journal(run: RunDir, forker: Forker, tmp_path: Path) -> None:
-    call = StageCall(stage="rollout", run=run.root, iteration=0, shard=0)
-    attempts = Attempts(without(run, 0, "rollout"), call, forker, tmp_path)
-
-    complaints = attempts.complaints(spread(attempts.points, 16))
-    assert not complaints, complaints
-
-
-def test_a_killed_training_is_repeated_and_ends_alike(run: RunDir, forker: Forker, tmp_path: Path) -> None:
-    call = StageCall(stage="train", run=run.root, iteration=1)
-    attempts = Attempts(without(run, 1, "train"), call, forker, tmp_path)
-
-    complaints = attempts.complaints(spread(attempts.points, 12))
     assert not complaints, complaints
 
 
 @pytest.mark.slow
-def test_a_training_killed_anywhere_is_repeated_and_ends_alike(run: RunDir, forker: Forker, tmp_path: Path) -> None:
-    call = StageCall(stage="train", run=run.root, iteration=1)
-    attempts = Attempts(without(run, 1, "train"), call, forker, tmp_path)
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("stage", CALLS)
+def test_a_stage_may_be_killed_anywhere(
+    run: RunDir, forker: Forker, tmp_path: Path, stage: str, background: bool
+) -> None:
+    attempts = attempts_at(stage, run, forker, tmp_path, background=background)
 
     complaints = attempts.complaints(attempts.points)
+
     assert not complaints, complaints
 
 
+def attempts_at(stage: str, run: RunDir, forker: Forker, folder: Path, *, background: bool = True) -> Attempts:
+    iteration, shard = CALLS[stage]
+    call = StageCall(stage=stage, run=run.root, iteration=iteration, shard=shard)
+    return Attempts(without(run, iteration, stage), call, forker, folder, background=background)
+
+
 def test_a_group_that_is_journalled_is_not_asked_again(run: RunDir, forker: Forker, tmp_path: Path) -> None:
+    attempts = attempts_at("rollout", run, forker, tmp_path)
     call = StageCall(stage="rollout", run=run.root, iteration=0, shard=0)
-    attempts = Attempts(without(run, 0, "rollout"), call, forker, tmp_path)
 
     killed = forker.run(call, attempts.first("done"))
     again = forker.run(call)

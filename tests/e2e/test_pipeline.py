@@ -7,24 +7,27 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import psutil
 
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.states import iteration_states
 from slime_stages.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall
-from tests.e2e.runs import manifests, new_run, without
+from tests.e2e.runs import from_the_start, manifests, mend, new_run, without
 from tests.e2e.stage_calls import ROOT, Forker
 
-PROGRAM = shlex.quote(str(Path(sys.executable).with_name("slime-stages")))
+PROGRAM = str(Path(sys.executable).with_name("slime-stages"))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash in which `slime-stages` is ours; its exit code is that of the first program that failed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = ["bash", "-o", "pipefail", "-c", line.replace("slime-stages", PROGRAM)]
-    return subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    words = ["bash", "-o", "pipefail", "-c", line.replace("slime-stages", shlex.quote(PROGRAM))]
+    return subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, check=False)
 
 
 def test_four_programs_in_a_pipe_make_an_iteration_and_say_so_when_there_is_nothing_to_do(
@@ -82,6 +85,32 @@ def test_what_a_rollout_by_hand_makes_stale_stops_the_loop_until_it_is_made_agai
         "sync": ["fresh"],
     }
     assert states(run, 1) == {"rollout": ["fresh"] * 2, "reward": ["fresh"] * 2, "train": ["fresh"], "sync": ["fresh"]}
+
+
+def test_a_killed_loop_leaves_no_process_and_is_finished_by_the_same_command(
+    finished: RunDir, run: RunDir, forker: Forker
+) -> None:
+    words = [PROGRAM, "iter", "--run", str(from_the_start(run).root), "--n", "1"]
+    with subprocess.Popen(words, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as loop:
+        while not (run.manifest_path("rollout", 0, 1, 2)).exists():
+            assert loop.poll() is None
+            time.sleep(0.05)
+        below = psutil.Process(loop.pid).children(recursive=True)
+        loop.kill()
+
+    _, alive = psutil.wait_procs(below, timeout=15)
+    committed = manifests(run)
+    mend(run, forker, count=1)
+
+    assert len(below) >= 1
+    assert alive == []
+    after = manifests(run)
+    assert {name: manifest.started for name, manifest in after.items() if name in committed} == {
+        name: manifest.started for name, manifest in committed.items()
+    }
+    assert {name: manifest.content for name, manifest in after.items()} == {
+        name: manifest.content for name, manifest in manifests(finished).items()
+    }
 
 
 def states(run: RunDir, iteration: int) -> dict[str, list[str]]:

@@ -95,3 +95,26 @@ def test_a_target_has_a_live_writer_while_a_living_process_owns_a_temporary_fold
     new_temporary_folder(tmp_path / "iter_0000004.optimizer")
 
     assert has_live_writer(target)
+
+
+def test_a_folder_that_another_attempt_puts_in_place_meanwhile_is_replaced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, temporary = tmp_path / "000001", tmp_path / "ours"
+    temporary.mkdir()
+    (temporary / "name").write_text("ours")
+    rename = Path.rename
+    faster = [tmp_path / "theirs"]
+    faster[0].mkdir()
+    (faster[0] / "name").write_text("theirs")
+
+    def rename_after_another(path: Path, to: Path) -> Path:
+        if path == temporary and faster:
+            rename(faster.pop(), target)
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", rename_after_another)
+    replace_folder(temporary, target)
+
+    assert (target / "name").read_text() == "ours"
+    assert [path.name for path in tmp_path.iterdir()] == ["000001"]
