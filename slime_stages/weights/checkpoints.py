@@ -45,6 +45,9 @@ class CheckpointRecord:
     digests: dict[str, str] = field(default_factory=dict)
     """xxh3-128 of each file, in hex, the ones beside the data included."""
 
+    content: str = ""
+    """Digest of the parameters, as the manifest of the training names it; empty if it is not known."""
+
 
 def iteration_folder(folder: Path, iteration: int) -> Path:
     return folder / f"iter_{iteration:07d}"
@@ -101,6 +104,16 @@ def verify_checkpoint(checkpoint: Path, *, part: str = MODEL, share: tuple[int, 
     for name in names[share[0] :: share[1]]:
         if digest_file(checkpoint / name) != digests[name]:
             raise DataError(f"{checkpoint / name} was altered since it was written", hint=HINT)
+
+
+def check_content(checkpoint: Path, content: str) -> None:
+    """Refuse the checkpoint of another training than the one whose manifest names `content`."""
+    record = read_record(checkpoint)
+    if record is not None and record.content and record.content != content:
+        raise DataError(
+            f"checkpoint {checkpoint} holds parameters with digest {record.content}, {content} were committed",
+            hint=HINT,
+        )
 
 
 def complete_iterations(folder: Path) -> list[int]:

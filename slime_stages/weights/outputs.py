@@ -11,6 +11,7 @@ from slime_stages.rundir import RunDir
 from slime_stages.weights.checkpoints import (
     OPTIMIZER,
     RECORD,
+    check_content,
     complete_iterations,
     has_weights,
     is_complete,
@@ -26,7 +27,7 @@ def check_outputs(run: RunDir, manifest: Manifest) -> None:
     """Refuse outputs of a committed call that are lost or altered. Reads them whole."""
     version = manifest.policy_version + 1
     if manifest.kind == "train":
-        _check_checkpoint(run, version)
+        _check_checkpoint(run, version, manifest.content)
     elif manifest.kind == "sync":
         _check_weights(run, version, manifest.content)
 
@@ -50,12 +51,13 @@ def is_past_repair(run: RunDir, stage: str, version: int) -> bool:
     return False
 
 
-def _check_checkpoint(run: RunDir, version: int) -> None:
+def _check_checkpoint(run: RunDir, version: int, content: str) -> None:
     folder = iteration_folder(run.checkpoints_path, version)
     is_superseded = max(complete_iterations(run.checkpoints_path), default=0) > version
     if (is_superseded and not folder.exists()) or (has_live_writer(folder) and not is_complete(folder)):
         return
     verify_checkpoint(folder, part=OPTIMIZER)
+    check_content(folder, content)
     if read_record(folder) is None:
         raise MissingInputError(f"checkpoint {folder} has lost its {RECORD}")
 

@@ -11,7 +11,7 @@ from slime_stages.manifest import Manifest
 from slime_stages.progress import Progress
 from slime_stages.rundir import RunDir
 from slime_stages.stage import Stage, StageCall, open_stage, read_config, read_run_plan
-from slime_stages.weights.checkpoints import iteration_folder, verify_checkpoint
+from slime_stages.weights.checkpoints import check_content, iteration_folder, verify_checkpoint
 from slime_stages.weights.outputs import check_outputs
 from slime_stages.weights.publish import publish_folder, unpublished_folder
 from slime_stages.weights.record import WeightsRecord
@@ -49,6 +49,7 @@ def publish(stage: Stage, version: int, trained: Manifest, progress: Progress) -
     checkpoint = iteration_folder(stage.run.checkpoints_path, version)
     try:
         verify_checkpoint(checkpoint)
+        check_content(checkpoint, trained.content)
     except SlimeStagesError as error:
         error.hint = command(stage.run, "train", stage.plan.iteration, None, force=True)
         raise

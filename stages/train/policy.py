@@ -16,7 +16,7 @@ from slime_stages.config import Config
 from slime_stages.errors import InternalError, MissingInputError, SlimeStagesError
 from slime_stages.lineage import command
 from slime_stages.stage import Stage, defer
-from slime_stages.weights.checkpoints import is_complete, iteration_folder
+from slime_stages.weights.checkpoints import check_content, is_complete, iteration_folder
 from slime_stages.weights.folders import has_live_writer
 from stages.train.batch import IterationBatch
 from stages.train.megatron import checkpoint
@@ -49,6 +49,7 @@ def load_policy(stage: Stage) -> Trainer:
     trainer = Trainer(stage.run.weights_path(0), settings, load_weights=version == 0)
     if version > 0:
         try:
+            check_content(iteration_folder(stage.run.checkpoints_path, version), stage.inputs["policy"])
             checkpoint.load(trainer, stage.run.checkpoints_path, version)
         except SlimeStagesError as error:
             error.hint = command(stage.run, "train", version - 1, None, force=True)
@@ -63,7 +64,7 @@ def save_policy(stage: Stage, trainer: Trainer, data: IterationBatch) -> SavedPo
     pending = checkpoint.save(trainer, stage.run.checkpoints_path, version, background=background)
     content = parameter_digest(trainer)
     probes = probe(trainer, choose_probes(data))
-    pending.wait_for_weights()
+    pending.wait_for_weights(content)
     if background and os.environ.get(BACKGROUND_VARIABLE) and torch.distributed.get_world_size() == 1:
         defer(pending.wait)
     else:

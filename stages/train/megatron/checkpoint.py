@@ -92,10 +92,12 @@ class PendingSave:
         self._folders = plan.folders
         self._committed: list[str] = []
         self._written: list[WrittenFile] = []
+        self._content = ""
         self._writer = Writer(plan, background=background)
 
-    def wait_for_weights(self) -> Path:
-        """Return the checkpoint's folder once the model's weights can be read from it."""
+    def wait_for_weights(self, content: str = "") -> Path:
+        """Return the checkpoint's folder once the model's weights can be read from it; `content` is their digest."""
+        self._content = self._content or content
         if MODEL not in self._committed:
             self._finish_part(MODEL)
         return self._target
@@ -153,6 +155,7 @@ class PendingSave:
             layout=parallel_layout(),
             file_bytes={name: path.stat().st_size for name, path in paths.items()},
             digests={name: digests.get(name) or digest_file(path) for name, path in paths.items()},
+            content=self._content,
         )
 
     def _abandon(self) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from slime_stages.weights import folders
 from slime_stages.weights.folders import (
     has_live_writer,
@@ -18,6 +20,8 @@ from slime_stages.weights.folders import (
 
 ABANDON = """
 from pathlib import Path
+
+import pytest
 from slime_stages.weights.folders import new_temporary_folder
 (new_temporary_folder(Path({target!r})) / "data").write_text("half")
 """

@@ -57,6 +57,15 @@ def test_a_checkpoint_that_has_lost_its_record_is_refused(run: RunDir) -> None:
         check_outputs(run, made("train", 1))
 
 
+def test_the_checkpoint_of_another_attempt_than_the_committed_one_is_refused(run: RunDir) -> None:
+    folder = iteration_folder(run.checkpoints_path, 3)
+    parts = [MODEL, OPTIMIZER]
+    write_record(folder, CheckpointRecord(iteration=3, parts=parts, layout={}, file_bytes={}, content="other"))
+
+    with pytest.raises(DataError, match="holds parameters with digest other, ours were committed"):
+        check_outputs(run, made("train", 2, "ours"))
+
+
 def test_weights_are_missed_only_while_they_are_the_newest_and_are_the_committed_ones(run: RunDir) -> None:
     digest = publish(run, 3, b"newest")
     check_outputs(run, made("sync", 2, digest))
