@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from slime_stages.errors import DataError
 
@@ -26,7 +27,7 @@ def load_decoder(folder: Path, *, skip_special_tokens: bool = False) -> Decoder:
     )
 
 
-def _fast_tokenizer(path: Path):  # type: ignore[no-untyped-def]
+def _fast_tokenizer(path: Path) -> Any:
     from tokenizers import Tokenizer
 
     try:

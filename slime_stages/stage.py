@@ -250,6 +250,9 @@ def read_config(run: RunDir, revision: int) -> Config:
     return read_frozen(run.config_revision_path(revision))
 
 
+BACKGROUND_VARIABLE = "SLIME_STAGES_BACKGROUND_WRITES"
+"""Set where a process may outlive its stage to finish writing; a batch job's processes die with the job."""
+
 _deferred: list[Callable[[], object]] = []
 
 

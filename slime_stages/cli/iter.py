@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slime_stages.cli.options import ConfigFile, RunFolder, collect, resolve_from, takes_config_flags
+
+if TYPE_CHECKING:
+    from slime_stages.rundir import RunDir
 
 Count = Annotated[
     int, typer.Option("--n", metavar="N", min=0, help="Iterations to add; 0 reads all there are and mends them.")
@@ -43,7 +46,7 @@ def command(
     print_summary(run_dir, iterations)
 
 
-def ready_run(ctx: typer.Context, run: Path | None, config: Path | None, *, change: bool):  # type: ignore[no-untyped-def]
+def ready_run(ctx: typer.Context, run: Path | None, config: Path | None, *, change: bool) -> RunDir:
     """The run to work on: begun now, if it is not there and there is a config; otherwise checked against it."""
     from slime_stages.launch.start_run import change_config, mend_run, start_run
     from slime_stages.rundir import RunDir, find_run

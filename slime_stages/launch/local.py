@@ -17,10 +17,8 @@ import orjson
 from slime_stages.errors import InternalError
 from slime_stages.launch.run_stage import PASSIVE_WAIT, StageResult
 from slime_stages.progress import PIPE_VARIABLE
-from slime_stages.stage import StageCall
+from slime_stages.stage import BACKGROUND_VARIABLE, StageCall
 
-BACKGROUND_VARIABLE = "SLIME_STAGES_BACKGROUND_WRITES"
-"""Set where a process may outlive its stage to finish writing; a batch job's processes die with the job."""
 WRITE_OUT_SECONDS = 600.0
 
 

@@ -19,28 +19,12 @@ def prompt_at(position: int, count: int, seed: int, shuffle: bool) -> tuple[int,
     return epoch, epoch_order(epoch, count, seed)[place] if shuffle else place
 
 
-def prompts_at(positions: range, *, count: int, seed: int, shuffle: bool) -> list[tuple[int, int]]:
-    """(epoch, row) of each of many positions."""
-    return [prompt_at(position, count, seed, shuffle) for position in positions]
-
-
 @lru_cache(maxsize=4)
 def epoch_order(epoch: int, count: int, seed: int) -> tuple[int, ...]:
     """Rows in the order in which a shuffled epoch asks them."""
     order = list(range(count))
     random.Random(seed + epoch).shuffle(order)
     return tuple(order)
-
-
-def iteration_positions(iteration: int, rollout_batch_size: int) -> range:
-    """Positions that an iteration asks, when every iteration asks equally many."""
-    return range(iteration * rollout_batch_size, (iteration + 1) * rollout_batch_size)
-
-
-def shard_slice(positions: range, shard: int, shard_count: int) -> range:
-    """A shard's part: contiguous, and no longer than another by more than one."""
-    assert 0 <= shard < shard_count, (shard, shard_count)
-    return positions[len(positions) * shard // shard_count : len(positions) * (shard + 1) // shard_count]
 
 
 def sample_index(position: int, sample: int, n_samples_per_prompt: int) -> int:

@@ -19,7 +19,7 @@ from slime_stages.errors import SlimeStagesError, UsageError
 from slime_stages.plan import Plan
 from slime_stages.plugins import accepts, load_function
 from slime_stages.progress import Progress
-from slime_stages.prompts.order import prompt_at, sampling_seed
+from slime_stages.prompts.order import prompt_at, sample_index, sampling_seed
 from slime_stages.prompts.table import PromptTable
 from slime_stages.sample import Sample, Status
 from slime_stages.sampling import sampling_of
@@ -42,7 +42,7 @@ def new_group(plan: Plan, config: Config, prompts: PromptTable, position: int) -
     group = []
     for number in range(plan.n_samples_per_prompt):
         seed = sampling_seed(plan.seed, plan.iteration, position, number)
-        index = position * plan.n_samples_per_prompt + number
+        index = sample_index(position, number, plan.n_samples_per_prompt)
         group.append(
             Sample(
                 group_index=position,

@@ -15,7 +15,7 @@ import xxhash
 from slime_stages.config import Config
 from slime_stages.errors import InternalError, MissingInputError, SlimeStagesError
 from slime_stages.lineage import command
-from slime_stages.stage import Stage, defer
+from slime_stages.stage import BACKGROUND_VARIABLE, Stage, defer
 from slime_stages.weights.checkpoints import check_content, is_complete, iteration_folder
 from slime_stages.weights.folders import has_live_writer
 from stages.train.batch import IterationBatch
@@ -24,7 +24,6 @@ from stages.train.megatron.packing import PackedSample, pack_samples
 from stages.train.megatron.settings import TrainerSettings
 from stages.train.megatron.step import Trainer
 
-BACKGROUND_VARIABLE = "SLIME_STAGES_BACKGROUND_WRITES"
 CHECKPOINT_WAIT_SECONDS = 600.0
 PROBE_COUNT, PROBE_TOKENS = 4, 512
 

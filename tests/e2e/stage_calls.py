@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from slime_stages.launch.local import BACKGROUND_VARIABLE
 from slime_stages.launch.run_stage import StageResult
-from slime_stages.stage import StageCall
+from slime_stages.stage import BACKGROUND_VARIABLE, StageCall
 
 ROOT = Path(__file__).parent.parent.parent
 OWN_NAMES = re.compile(r"\.tmp-.+?-(?=[a-z])|[^/]+-[0-9a-f]{16}-|-\d{19}(?=$|/)")

@@ -6,14 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime_stages.plan import plan_shards
 from slime_stages.prompts.order import (
-    iteration_positions,
     prompt_at,
-    prompts_at,
     sample_index,
     sampling_seed,
-    shard_slice,
 )
+
+
+def prompts_at(positions: range, *, count: int, seed: int, shuffle: bool) -> list[tuple[int, int]]:
+    return [prompt_at(position, count, seed, shuffle) for position in positions]
+
+
+def shards(start: int, count: int, shard_count: int) -> list[range]:
+    return [range(shard.start, shard.stop) for shard in plan_shards(start, count, shard_count)]
 
 
 def test_without_shuffling_positions_walk_the_table_again_and_again() -> None:
@@ -42,7 +48,7 @@ def test_every_epoch_asks_every_prompt_once() -> None:
 
 
 def test_an_iteration_may_span_several_epochs() -> None:
-    places = prompts_at(iteration_positions(2, 8), count=3, seed=0, shuffle=False)
+    places = prompts_at(range(16, 24), count=3, seed=0, shuffle=False)
 
     assert places == [(5, 1), (5, 2), (6, 0), (6, 1), (6, 2), (7, 0), (7, 1), (7, 2)]
 
@@ -56,14 +62,14 @@ def test_what_was_asked_before_does_not_change_what_is_asked() -> None:
 
 
 def test_ten_positions_in_four_shards_are_2_3_2_3() -> None:
-    parts = [shard_slice(range(100, 110), shard, 4) for shard in range(4)]
+    parts = shards(100, 10, 4)
 
     assert parts == [range(100, 102), range(102, 105), range(105, 107), range(107, 110)]
 
 
 @given(st.integers(0, 200), st.integers(1, 50))
 def test_shards_cover_all_positions_once_and_differ_by_one_at_most(count: int, shard_count: int) -> None:
-    parts = [shard_slice(range(3, 3 + count), shard, shard_count) for shard in range(shard_count)]
+    parts = shards(3, count, shard_count)
 
     assert [position for part in parts for position in part] == list(range(3, 3 + count))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
