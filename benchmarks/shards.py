@@ -3,7 +3,7 @@
     python benchmarks/shards.py --samples 2048 --mean-tokens 1024
 
 All sides start from the same list of `Sample` with Python lists, as generate functions leave them, and end at what
-training needs: flat numpy arrays of tokens, masks and log-probs with the rows' offsets. Best of three rounds; a round
+training needs: flat numpy arrays of tokens, masks and log-probs with the rows' offsets. Best of nine rounds; a round
 measures each format in turn. Files go to a temporary folder and are read from the page cache: no disk is measured.
 Text columns are empty; text costs every format the same characters. Writing a shard keeps two cores busy, one with
 Python numbers and one with Parquet: the processor's time is printed beside the clock's.
@@ -33,7 +33,7 @@ from slime_stages.sample_table import write_samples
 from slime_stages.schema import ROLLOUT
 from slime_stages.shards import flat_lists, read_shard
 
-ROUNDS = 3
+ROUNDS = 9
 VOCABULARY = 151_936
 DTYPES: dict[str, Any] = {"tokens": np.int32, "loss_mask": np.uint8, "rollout_log_probs": np.float32}
 Flat = dict[str, tuple[NDArray[Any], NDArray[np.int64]]]

@@ -18,7 +18,7 @@ from slime_stages.sample import FIELD_NAMES, Sample, Status
 from slime_stages.schema import ROLLOUT
 from slime_stages.shards import ShardWriter, build_table, flat_lists, read_shard
 
-ROWS_PER_WRITE = 512
+ROWS_PER_WRITE = 256
 NUMBERS_PER_WRITE = 1 << 27
 """Bounds the memory of a write; one list column cannot hold more than 2³¹ numbers at a time."""
 _PLAIN = (
@@ -138,17 +138,21 @@ def _packed_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {name: [] for name in (*_PACKED, "payloads")}
     for sample in samples:
         payloads: list[bytes] = []
-        extra = {name: getattr(sample, name) for name in vars(sample) if name not in FIELD_NAMES}
-        values = {
-            "multimodal_inputs": sample.multimodal_inputs,
-            "multimodal_train_inputs": sample.multimodal_train_inputs,
-            "extra": extra,
-        }
-        for name, value in values.items():
-            what = f"{name} of sample {sample.index}"
-            columns[name].append(None if value is None else pack(value, payloads, what=what))
+        for name in _PACKED[:2]:
+            value = getattr(sample, name)
+            packed = None if value is None else pack(value, payloads, what=f"{name} of sample {sample.index}")
+            columns[name].append(packed)
+        columns["extra"].append(_packed_extra(sample, payloads))
         columns["payloads"].append(payloads or None)
     return columns
+
+
+def _packed_extra(sample: Sample, payloads: list[bytes]) -> str:
+    """The attributes that are no field of `Sample`."""
+    if vars(sample).keys() == FIELD_NAMES:
+        return "{}"
+    extra = {name: value for name, value in vars(sample).items() if name not in FIELD_NAMES}
+    return pack(extra, payloads, what=f"extra of sample {sample.index}")
 
 
 def _check(sample: Sample) -> None:
@@ -184,7 +188,8 @@ def _writes(samples: Sequence[Sample]) -> Iterator[tuple[int, int]]:
     """Slices of at most `ROWS_PER_WRITE` samples, fewer where they are huge."""
     start = numbers = 0
     for stop, sample in enumerate(samples):
-        size = max(len(sample.tokens), *(np.size(getattr(sample, name)) for name in _ARRAYS))
+        arrays = [np.size(a) for name in _ARRAYS if (a := getattr(sample, name)) is not None]
+        size = max(len(sample.tokens), *arrays) if arrays else len(sample.tokens)
         if stop - start == ROWS_PER_WRITE or (numbers + size > NUMBERS_PER_WRITE and stop > start):
             yield start, stop
             start, numbers = stop, 0

@@ -47,8 +47,8 @@ def test_rows_in_any_order_are_found_across_row_groups(tmp_path: Path) -> None:
     write_prompt_table(tmp_path / "prompts.parquet", (prompt(number) for number in range(1300)))
 
     with read_prompt_table(tmp_path / "prompts.parquet") as table:
-        found = table.rows([1299, 0, 511, 512, 0])
-        assert [row.label for row in found] == ["1299", "0", "511", "512", "0"]
+        found = table.rows([1299, 0, 255, 256, 0])
+        assert [row.label for row in found] == ["1299", "0", "255", "256", "0"]
         assert table.column("source")[1299].as_py() == "data.jsonl:1299"
 
 
@@ -62,7 +62,7 @@ def test_a_row_group_is_read_once_for_all_its_rows(tmp_path: Path, monkeypatch: 
             assert [row.label for row in table.rows([1200, 5, 1100, 3])] == ["1200", "5", "1100", "3"]
             assert table.row(1101).label == "1101"
 
-    assert groups == [0, 2]
+    assert groups == [0, 4]
 
 
 def test_ids_are_int32_arrays(tmp_path: Path) -> None:
