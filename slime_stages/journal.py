@@ -6,7 +6,9 @@ One file an attempt, an Arrow stream of `ROLLOUT` rows with one record batch a g
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,6 +35,15 @@ class Journal:
             for group in self._read(path):
                 groups.setdefault((group[0].group_index, group[0].index), group)
         return list(groups.values())
+
+    def group_count(self, *, before: float = inf) -> int:
+        """How many groups `finished_groups` has, without reading all of them; had, at a Unix time in the past."""
+        found = set()
+        for path in self._folder.glob("*.arrows"):
+            if path.stat().st_mtime > before:
+                continue
+            found |= {(batch["group_index"][0].as_py(), batch["index"][0].as_py()) for batch in self._batches(path)}
+        return len(found)
 
     def append(self, group: Sequence[Sample]) -> None:
         """Record one finished group; it survives a kill from here on."""
@@ -65,13 +76,16 @@ class Journal:
 
     def _read(self, path: Path) -> list[list[Sample]]:
         groups: list[list[Sample]] = []
+        with suppress(pa.ArrowException):
+            for batch in self._batches(path):
+                groups.append(samples_of(pa.Table.from_batches([batch])))
+        return groups
+
+    def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         try:
             with pa.ipc.open_stream(path.read_bytes()) as stream:
                 fingerprint = (stream.schema.metadata or {}).get(b"fingerprint", b"").decode()
-                if fingerprint != self._fingerprint or not stream.schema.equals(ROLLOUT.arrow):
-                    return []
-                for batch in stream:
-                    groups.append(samples_of(pa.Table.from_batches([batch])))
+                if fingerprint == self._fingerprint and stream.schema.equals(ROLLOUT.arrow):
+                    yield from stream
         except (pa.ArrowException, OSError):
             pass  # the tail that a kill tore; what came before it is whole
-        return groups

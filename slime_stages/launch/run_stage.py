@@ -10,8 +10,11 @@ from pathlib import Path
 
 import orjson
 
-from slime_stages.errors import SlimeStagesError
+from slime_stages.drain import Drained, drain_reason, install_drain
+from slime_stages.errors import DataError, MissingInputError, RetryableError, SlimeStagesError, UsageError
+from slime_stages.lineage import command
 from slime_stages.plugins import load_function
+from slime_stages.rundir import RunDir
 from slime_stages.stage import StageCall
 
 PROGRAMS = {
@@ -40,15 +43,38 @@ class StageResult:
 
 
 def run_stage(call: StageCall) -> Path:
-    """Do the work here and now; returns the path of the committed manifest."""
+    """Do the work here and now; returns the path of the committed manifest.
+
+    RetryableError if a signal ended it, or if something failed after one: helpers get the signals of a job as well.
+    """
     os.environ.setdefault(*PASSIVE_WAIT)
-    path = load_function(PROGRAMS[call.stage])(call)
+    install_drain()
+    try:
+        if reason := drain_reason():
+            raise Drained(reason)
+        path = load_function(PROGRAMS[call.stage])(call)
+    except Drained as drained:
+        raise RetryableError(drained.message, hint=_command(call)) from drained
+    except (UsageError, DataError, MissingInputError):
+        raise
+    except Exception as error:
+        if (reason := drain_reason()) is None:
+            raise
+        raise RetryableError(f"drained ({reason}): {type(error).__name__}: {error}", hint=_command(call)) from error
     assert isinstance(path, Path)
     return path
 
 
+def _command(call: StageCall) -> str:
+    words = command(RunDir(call.run), call.stage, call.iteration, call.shard)
+    return words if call.split == "train" else f"{words} --eval {call.split}"
+
+
 def result_of(call: StageCall) -> StageResult:
-    """The same, with every error turned into an exit code and a message. Unexpected ones also print their trace."""
+    """The same, with every error turned into an exit code and a message. Unexpected ones also print their trace.
+
+    75 after a signal that drains, 130 after Ctrl-C.
+    """
     try:
         return StageResult(exit_code=0, manifest=str(run_stage(call)))
     except SlimeStagesError as error:

@@ -7,6 +7,7 @@ with Engine(Path("weights/000012"), "12", log=Path("sglang.log"), options=Engine
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
+from slime_stages.drain import uninterrupted
 from slime_stages.errors import InternalError, MissingInputError, RetryableError, SlimeStagesError
 from slime_stages.serving import guard
 from slime_stages.serving.failure import explain_failure, is_port_clash, read_log
@@ -94,18 +96,9 @@ class Engine(EngineHandle):
     def stop(self) -> None:
         """End every process of the server; returns when none is left."""
         process, self._guard = self._guard, None
-        if process is None:
-            return
-        processes = _processes_below(process.pid)
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(STOP_TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        _kill_leftovers(processes)
+        if process is not None:
+            with uninterrupted():
+                _end(process)
 
     def is_alive(self) -> bool:
         """True while the server's process runs, healthy or not."""
@@ -116,7 +109,7 @@ class Engine(EngineHandle):
         self.url = f"http://{self.options.host}:{port}"
         command = server_command(self.options, self.model, self.weight_version, port)
         environment = server_environment(self.options, self.model)
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as log, uninterrupted():
             self._guard = _start_guard(command, environment, log)
 
     def _wait(self, log_start: int, deadline: float) -> None:
@@ -155,14 +148,32 @@ def free_port(host: str) -> int:
 
 
 def _start_guard(command: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", guard.__file__, *command],
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,
-    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, guard.IGNORED)  # until the guard ignores them
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, *command],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a guard and all below it."""
+    processes = _processes_below(process.pid)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(STOP_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _kill_leftovers(processes)
 
 
 def _processes_below(pid: int) -> list[psutil.Process]:

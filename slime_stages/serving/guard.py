@@ -20,8 +20,9 @@ from pathlib import Path
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
 """prctl(2) options: SIGKILL for me when my parent dies; orphans below me become my children."""
 
-IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""A batch system signals whole jobs; when the engine ends is the owner's decision."""
+IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""A batch system signals every process of a job; when the engine ends is the owner's decision. The server inherits it:
+where SGLang puts a handler of its own, on SIGTERM, that one goes on until no request is left."""
 
 POLL_SECONDS = 0.5
 CLEANER = b"multiprocessing.resource_tracker"
@@ -34,11 +35,10 @@ def main(command: list[str]) -> int:
     libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)  # the owner blocks them until this
 
     def prepare_child() -> None:
         libc.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        for number in IGNORED:
-            signal.signal(number, signal.SIG_DFL)
 
     scratch = tempfile.mkdtemp(prefix="slime-stages-")
     environment = os.environ | {"TMPDIR": scratch}

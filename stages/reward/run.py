@@ -1,6 +1,7 @@
 """Reward stage: read a committed rollout shard, score it in processes that can be killed, write the thin sidecar.
 
-A sample without a reward has null and a status that says why; never 0 in its place.
+A sample without a reward has null and a status that says why; never 0 in its place. A signal ends the scoring where it
+stands: no score is kept but with all of its shard, since scoring again gives the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from slime_stages.config import Config
 from slime_stages.content import content_digest
+from slime_stages.drain import uninterrupted
 from slime_stages.errors import SlimeStagesError, UsageError
 from slime_stages.lineage import command, committed, reward_inputs, shard_manifest_path
 from slime_stages.manifest import check_data
@@ -56,7 +58,8 @@ def run(call: StageCall) -> Path:
     samples = _read_rollout(stage, shard)
     with stage.timed("score"):
         scores = score(samples, config, title=call.title, evaluation=call.split != "train")
-    return _write(stage, samples, scores)
+    with uninterrupted(last=True):
+        return _write(stage, samples, scores)
 
 
 def score(samples: Sequence[Sample], config: Config, *, title: str, evaluation: bool = False) -> list[Score]:

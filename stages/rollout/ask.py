@@ -7,8 +7,8 @@ import copy
 import inspect
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,9 @@ from slime_stages.prompts.order import prompt_at, sample_index, sampling_seed
 from slime_stages.prompts.table import PromptTable
 from slime_stages.sample import Sample, Status
 from slime_stages.sampling import sampling_of
+from slime_stages.slurm.limits import job_end_time
 from slime_stages.stage import Stage
+from stages.rollout.admission import Admission, Deadline
 from stages.rollout.engines import host_and_port, vocabulary_size
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 GENERATE_SIGNATURE = "generate(args, sample, sampling_params)"
 GenerateFn = Callable[..., Any]
+CONNECT_SECONDS = 5.0
 
 
 def new_group(plan: Plan, config: Config, prompts: PromptTable, position: int) -> list[Sample]:
@@ -61,7 +64,7 @@ def new_group(plan: Plan, config: Config, prompts: PromptTable, position: int) -
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """All groups of a shard, asked for at once and recorded as each is finished."""
+    """All groups of a shard, asked for as the engines have room and recorded as each is finished."""
 
     stage: Stage
     urls: list[str]
@@ -72,30 +75,72 @@ class Generation:
     """Called with each finished group, so that it survives a kill."""
 
     async def finish(self, groups: list[list[Sample]], *, already_done: int) -> list[list[Sample]]:
-        """Every group with its responses, in the order given. One group is one task; its samples run together."""
+        """Every group with its responses, in the order given; `Drained` if the job ends before.
+
+        One group is one task; its samples run together.
+        """
+        tokens, started, total = 0, time.monotonic(), already_done + len(groups)
+        job_end = await asyncio.to_thread(job_end_time)
+        async with self._clients() as clients:
+            with Progress(self.stage.call.title, total=total, unit="groups") as progress:
+                progress.update(already_done)
+
+                def record(group: list[Sample]) -> None:
+                    nonlocal tokens
+                    self.record(group)
+                    tokens += sum(sample.response_length for sample in group)
+                    rate = tokens / (time.monotonic() - started)
+                    progress.advance(tokens_per_second=f"{rate:.0f}")
+
+                admission = Admission(
+                    room=self._room,
+                    deadline=Deadline(job_end=job_end, group_count=total),
+                    ask=self._asking(clients),
+                    record=record,
+                    is_served=self._is_served,
+                )
+                return await admission.run(groups)
+
+    def _asking(self, clients: list[EngineClient]) -> Callable[..., Coroutine[Any, Any, list[Sample]]]:
+        """A function that asks for a group: `ask(samples, answered)`."""
         rollout = self.stage.config.rollout
         args = self.stage.config.as_args()
         args.sglang_router_ip, args.sglang_router_port = host_and_port(self.urls[0])
-        limit = asyncio.Semaphore(self.stage.config.serving.sglang_server_concurrency * len(self.urls))
+        limit = asyncio.Semaphore(self._room)
         hooks = [load_function(path, like="hook(args, sample)") for path in rollout.rollout_sample_hook_path]
         decode = load_decoder(self._weights, skip_special_tokens=rollout.rollout_skip_special_tokens)
-        async with self._clients() as clients:
-            generate = self.generate or _default_generate(clients, decode)
+        generate = self.generate or _default_generate(clients, decode)
 
-            async def one(sample: Sample) -> list[Sample]:
-                async with limit:
-                    made = await self._generated(generate, args, sample)
-                for hook in hooks:
-                    made = [await _hooked(hook, args, item, self.stage) for item in made]
-                return made
+        async def one(sample: Sample, answered: Callable[[], None]) -> list[Sample]:
+            async with limit:
+                made = await self._generated(generate, args, sample)
+            answered()
+            for hook in hooks:
+                made = [await _hooked(hook, args, item, self.stage) for item in made]
+            return made
 
-            async def group_of(samples: list[Sample]) -> list[Sample]:
-                if self.generate is None and len(samples) > 1:
-                    await _prefill(clients, samples[0], limit)
-                made = await asyncio.gather(*(one(sample) for sample in samples))
-                return [sample for siblings in made for sample in siblings]
+        async def ask(samples: list[Sample], answered: Callable[[], None]) -> list[Sample]:
+            if self.generate is None and len(samples) > 1:
+                await _prefill(clients, samples[0], limit)
+            made = await asyncio.gather(*(one(sample, answered) for sample in samples))
+            return [sample for siblings in made for sample in siblings]
 
-            return await self._collect([group_of(group) for group in groups], already_done)
+        return ask
+
+    @property
+    def _room(self) -> int:
+        """Samples that the engines take at a time."""
+        return self.stage.config.serving.sglang_server_concurrency * len(self.urls)
+
+    async def _is_served(self) -> bool:
+        """Whether an engine still takes connections."""
+        for url in self.urls:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    _, writer = await asyncio.open_connection(*host_and_port(url))
+                writer.close()
+                return True
+        return False
 
     @property
     def _weights(self) -> Path:
@@ -119,25 +164,6 @@ class Generation:
                 )
                 for url in self.urls
             ]
-
-    async def _collect(self, coroutines: list[Any], already_done: int) -> list[list[Sample]]:
-        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-        tokens, started = 0, time.monotonic()
-        with Progress(self.stage.call.title, total=already_done + len(tasks), unit="groups") as progress:
-            progress.update(already_done)
-            try:
-                for task in asyncio.as_completed(tasks):
-                    group = await task
-                    self.record(group)
-                    tokens += sum(sample.response_length for sample in group)
-                    rate = tokens / (time.monotonic() - started)
-                    progress.advance(tokens_per_second=f"{rate:.0f}")
-            except BaseException:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                raise
-        return [task.result() for task in tasks]
 
     async def _generated(self, generate: GenerateFn, args: Any, sample: Sample) -> list[Sample]:
         """What the generate function made of a sample. Its own error is recorded, not passed on: the rest goes on."""

@@ -16,6 +16,7 @@ from slime_stages.serving.options import engine_options
 from slime_stages.serving.registry import find_engines
 from slime_stages.stage import Stage, say
 from slime_stages.weights.publish import check_weights
+from slime_stages.weights.record import engine_label
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def ready_engines(stage: Stage) -> Iterator[list[str]]:
         with Progress("engine", total=None) as progress:
             engine = Engine(
                 weights,
-                str(version),
+                engine_label(weights, version),
                 log=log,
                 options=engine_options(stage.config),
                 progress=lambda seconds, line: progress.update(int(seconds), log=line[-60:]),
@@ -70,8 +71,9 @@ def warm_engine(stage: Stage, weights: Path, version: int) -> EngineHandle | Non
 
 def bring_to(handle: EngineHandle, weights: Path, version: int) -> None:
     """Have the engine serve this version, verified."""
-    if handle.version() != str(version):
-        handle.update_weights(weights, str(version))
+    label = engine_label(weights, version)
+    if handle.version() != label:
+        handle.update_weights(weights, label)
 
 
 def vocabulary_size(weights: Path) -> int:

@@ -1,24 +1,27 @@
 """Rollout stage: read the plan's slice of the prompts, let the engine answer, write one shard of samples.
 
-Finished groups are journalled as they come, so that after a kill nothing is asked twice.
+Finished groups are journalled as they come, so that after a kill nothing is asked twice. Near the end of its job it
+begins nothing that it cannot finish.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from slime_stages.content import content_digest
+from slime_stages.drain import Drained, count_progress, uninterrupted
 from slime_stages.journal import Journal
-from slime_stages.lineage import rollout_inputs, shard_manifest_path
+from slime_stages.lineage import journal_of, rollout_inputs, shard_manifest_path
 from slime_stages.plugins import load_function
 from slime_stages.prompts.table import read_prompt_table
 from slime_stages.rundir import RunDir
 from slime_stages.sample import Sample
 from slime_stages.sample_table import write_samples
 from slime_stages.schema import ROLLOUT
-from slime_stages.stage import Stage, StageCall, config_digest, open_stage, read_config, read_run_plan
+from slime_stages.stage import Stage, StageCall, open_stage, read_config, read_run_plan
 from stages.rollout.ask import GENERATE_SIGNATURE, Generation, new_group
 from stages.rollout.engines import ready_engines
 from stages.rollout.metrics import rollout_counts, rollout_metrics
@@ -30,23 +33,29 @@ def run(call: StageCall) -> Path:
     plan = read_run_plan(run_dir, call.iteration, call.split)
     config = read_config(run_dir, plan.config_revision)
     path = shard_manifest_path(run_dir, plan, "rollout", call.shard)
-    inputs = rollout_inputs(run_dir, plan)
-    journal = Journal(
-        run_dir.journal_path(call.iteration, call.shard or 0, call.split),
-        iteration=call.iteration,
-        shard=call.shard or 0,
-        fingerprint=f"{plan.digest} {inputs['weights']} {config_digest(config, call)}",
-    )
-    stage = open_stage(call, inputs, plan=plan, config=config, path=path)
+    journal = journal_of(run_dir, plan, config, call)
+    stage = open_stage(call, rollout_inputs(run_dir, plan), plan=plan, config=config, path=path)
     if stage is None:
         journal.discard()
         return path
 
-    with journal:
+    with journal, _counted_in(journal, stage):
         groups = _finish_groups(stage, journal)
-        manifest = _write(stage, [sample for group in groups for sample in group])
-        journal.discard()
+        with uninterrupted(last=True):
+            manifest = _write(stage, [sample for group in groups for sample in group])
+            journal.discard()
     return manifest
+
+
+@contextmanager
+def _counted_in(journal: Journal, stage: Stage) -> Iterator[None]:
+    """Has a drain tell how much of the shard the next attempt finds."""
+    try:
+        yield
+    except Drained as drained:
+        shard = stage.plan.shards[stage.call.shard or 0]
+        count = f"{journal.group_count()} of {shard.stop - shard.start} groups are in the journal"
+        raise Drained(drained.reason, f"drained ({drained.reason}): {count}; the same command goes on there") from None
 
 
 def _finish_groups(stage: Stage, journal: Journal) -> list[list[Sample]]:
@@ -55,6 +64,11 @@ def _finish_groups(stage: Stage, journal: Journal) -> list[list[Sample]]:
     prompts = read_prompt_table(stage.run.prompts_path(stage.call.split))
     groups = {group[0].group_index: group for group in journal.finished_groups()}
     missing = [position for position in range(shard.start, shard.stop) if position not in groups]
+
+    def record(group: list[Sample]) -> None:
+        journal.append(group)
+        count_progress()
+
     if missing:
         new = [new_group(stage.plan, stage.config, prompts, position) for position in missing]
         custom = stage.config.rollout.custom_generate_function_path
@@ -63,7 +77,7 @@ def _finish_groups(stage: Stage, journal: Journal) -> list[list[Sample]]:
             with stage.timed("engine"):
                 urls = stack.enter_context(ready_engines(stage))
             with stage.timed("generate"):
-                generation = Generation(stage=stage, urls=urls, generate=generate, record=journal.append)
+                generation = Generation(stage=stage, urls=urls, generate=generate, record=record)
                 for group in asyncio.run(generation.finish(new, already_done=len(groups))):
                     groups[group[0].group_index] = group
     return [groups[position] for position in range(shard.start, shard.stop)]
