@@ -25,19 +25,20 @@ from slime_stages.weights.publish import published_versions, verify_weights
 
 def check_outputs(run: RunDir, manifest: Manifest) -> None:
     """Refuse outputs of a committed call that are lost or altered. Reads them whole."""
-    version = manifest.policy_version + 1
+    version = manifest.iteration + 1
     if manifest.kind == "train":
         _check_checkpoint(run, version, manifest.content)
     elif manifest.kind == "sync":
         _check_weights(run, version, manifest.content)
 
 
-def is_past_repair(run: RunDir, stage: str, version: int) -> bool:
-    """Whether an output of a past iteration, which began with `version` of the weights, cannot be made again.
+def is_past_repair(run: RunDir, stage: str, version: int, *, generated_with: int | None = None) -> bool:
+    """Whether an output of a past iteration, whose training started from `version`, cannot be made again.
 
-    Retention has removed what it would be made from; nothing that is to come needs it either.
+    Retention has removed what it would be made from; nothing that is to come needs it either. `generated_with` is the
+    version of the weights that its samples come from, if another one.
     """
-    weights = run.weights_path(version)
+    weights = run.weights_path(version if generated_with is None else generated_with)
     newest_weights = max(published_versions(weights.parent), default=0)
     newest_checkpoint = max(complete_iterations(run.checkpoints_path), default=0)
     if stage == "rollout":

@@ -40,6 +40,12 @@ class WeightsRecord:
     """The model folder that the files are links into; None if the version holds them itself."""
 
 
+def engine_label(folder: Path, version: int) -> str:
+    """What an engine is told to call these weights: `12@0a1b2c3d`. Their number alone would also fit the weights of
+    another run, or those that the version had before it was made again."""
+    return f"{version}@{read_weights_record(folder).digest[:8]}"
+
+
 def make_record(version: int, files: dict[str, FileRecord], *, source: Path | None = None) -> WeightsRecord:
     digest = digest_json({name: file.digest for name, file in files.items()})
     return WeightsRecord(version=version, files=files, digest=digest, source=str(source) if source else None)

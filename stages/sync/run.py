@@ -30,7 +30,7 @@ def run(call: StageCall) -> Path:
     if stage is None:
         return path
 
-    version = plan.policy_version + 1
+    version = plan.trained_version
     with Progress(call.title, total=3, unit="parts") as progress:
         record, gap = publish(stage, version, committed(run_dir, plan, "train", None), progress)
     return stage.commit(

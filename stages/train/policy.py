@@ -23,6 +23,7 @@ from stages.train.megatron import checkpoint
 from stages.train.megatron.packing import PackedSample, pack_samples
 from stages.train.megatron.settings import TrainerSettings
 from stages.train.megatron.step import Trainer
+from stages.train.sampler import sampler_probs_diff, sampler_weights
 
 CHECKPOINT_WAIT_SECONDS = 600.0
 PROBE_COUNT, PROBE_TOKENS = 4, 512
@@ -39,13 +40,19 @@ class SavedPolicy:
     """A few sequences with the trained model's log-probs, for whoever publishes its weights to check them by."""
 
 
-def load_policy(stage: Stage) -> Trainer:
-    """The trainer as the iteration before left it; at the beginning, with the weights that the run began with."""
-    version = stage.plan.policy_version
+def load_policy(stage: Stage, data: IterationBatch) -> tuple[Trainer, float | None]:
+    """The trainer as the iteration before left it; at the beginning, with the weights that the run began with.
+
+    With it the gap between engine and trainer, if the samples come from older weights that are still kept.
+    """
+    version, sampler = stage.plan.start_version, sampler_weights(stage)
     settings = trainer_settings(stage.config)
     if version > 0:
         _wait_for_checkpoint(stage, version)
-    trainer = Trainer(stage.run.weights_path(0), settings, load_weights=version == 0)
+    folder = sampler or stage.run.weights_path(0)
+    trainer = Trainer(folder, settings, load_weights=version == 0 or sampler is not None)
+    is_comparable = stage.plan.staleness > 0 and on_all_ranks(sampler is not None)
+    gap = sampler_probs_diff(trainer, data) if is_comparable else None
     if version > 0:
         try:
             check_content(iteration_folder(stage.run.checkpoints_path, version), stage.inputs["policy"])
@@ -53,12 +60,12 @@ def load_policy(stage: Stage) -> Trainer:
         except SlimeStagesError as error:
             error.hint = command(stage.run, "train", version - 1, None, force=True)
             raise
-    return trainer
+    return trainer, gap
 
 
 def save_policy(stage: Stage, trainer: Trainer, data: IterationBatch) -> SavedPolicy:
     """Save the next version's checkpoint. Where processes may outlive their stage, the optimizer's part follows."""
-    version = stage.plan.policy_version + 1
+    version = stage.plan.trained_version
     background = stage.config.checkpoint.async_save
     pending = checkpoint.save(trainer, stage.run.checkpoints_path, version, background=background)
     content = parameter_digest(trainer)
@@ -93,6 +100,13 @@ def trainer_settings(config: Config) -> TrainerSettings:
     if optimizer.lr_decay_iters is None:
         return settings
     return replace(settings, lr_decay_steps=optimizer.lr_decay_iters * unit)
+
+
+def on_all_ranks(value: bool) -> bool:
+    """Whether it is true on each; they may not see the same files."""
+    values = [False] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return all(values)
 
 
 def parameter_digest(trainer: Trainer) -> str:

@@ -19,11 +19,13 @@ MODULES = (
     "megatron.core.pipeline_parallel",
     "stages.train.megatron.model",
     "stages.train.megatron.optimizer",
+    "stages.train.partial",
     "stages.train.policy",
     "stages.train.batch",
     "stages.train.gate",
     "stages.train.report",
     "stages.train.steps",
+    "stages.train.stopping",
     "slime_stages.weights.export",
     "slime_stages.weights.verify",
 )

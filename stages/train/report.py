@@ -10,9 +10,11 @@ import numpy as np
 import torch.distributed
 
 from slime_stages.content import content_digest
+from slime_stages.plan import Plan
 from slime_stages.schema import TRAIN
 from slime_stages.shards import ShardWriter
 from slime_stages.stage import Stage, append_metrics
+from slime_stages.weights.partial import discard_partial, partial_folder
 from stages.train.algorithm.metrics import zero_std_counts
 from stages.train.batch import IterationBatch
 from stages.train.policy import SavedPolicy
@@ -21,11 +23,13 @@ from stages.train.steps import Steps
 TRAILING = "trailing"
 
 
-def commit_training(stage: Stage, data: IterationBatch, steps: Steps, saved: SavedPolicy) -> Path:
+def commit_training(
+    stage: Stage, data: IterationBatch, steps: Steps, saved: SavedPolicy, sampler_gap: float | None
+) -> Path:
     """Write `samples.parquet` and commit, on the first rank; the others return when it has."""
     if torch.distributed.get_rank() == 0:
         reasons = drop_reasons(data, steps)
-        metrics = training_metrics(data, steps)
+        metrics = training_metrics(data, steps) | staleness_metrics(stage.plan, sampler_gap)
         append_metrics(stage, metrics)  # before the commit: after it nobody would come back for them
         with stage.output("samples.parquet") as temporary:
             with ShardWriter(temporary, TRAIN, {"run_id": stage.plan.run_id}) as writer:
@@ -44,12 +48,13 @@ def commit_training(stage: Stage, data: IterationBatch, steps: Steps, saved: Sav
                     "samples_content": content_digest(temporary, TRAIN),
                 },
             )
+        discard_partial(partial_folder(stage.run, stage.plan.iteration))
     torch.distributed.barrier()
     return stage.manifest_path
 
 
 def probs_diff(steps: Steps) -> float | None:
-    """Mean |p train - p rollout| of the first step, when the trainer still was the sampler's policy."""
+    """Mean |p train - p rollout| of the first step; with staleness 0 the trainer still was the sampler's policy."""
     return steps.results[0].metrics.get("probs_diff")
 
 
@@ -87,6 +92,12 @@ def training_metrics(data: IterationBatch, steps: Steps) -> dict[str, float | No
     metrics |= {f"rollout/{name}": float(count) for name, count in counts.items()}
     metrics["rollout/zero_std_ratio"] = sum(counts.values()) / groups if groups else None
     return metrics
+
+
+def staleness_metrics(plan: Plan, sampler_gap: float | None) -> dict[str, float | None]:
+    """`staleness` in weight versions; `sampler_probs_diff` is `probs_diff` with the weights that generated."""
+    metrics: dict[str, float | None] = {"train/staleness": float(plan.staleness)}
+    return metrics | ({"train/sampler_probs_diff": sampler_gap} if plan.staleness > 0 else {})
 
 
 def sample_columns(stage: Stage, data: IterationBatch, steps: Steps, reasons: list[str | None]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ still passes forward: denominators and metrics are the same as if it had.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,17 @@ from stages.train.objective import Objective, SampleStatistics, packed_sample
 
 
 @dataclass(slots=True, kw_only=True)
+class StepsTaken:
+    """What the first steps of an iteration have found out: all that the next one needs besides the policy."""
+
+    results: list[StepResult] = field(default_factory=list)
+    statistics: SampleStatistics = field(repr=False)
+    """Of this rank's samples."""
+    old_log_probs: dict[int, NDArray[np.float32]] = field(repr=False)
+    """[R] by position: the policy before the first step, for the samples of this rank; see `_old_log_probs`."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Steps:
     """What the steps of an iteration did."""
 
@@ -36,42 +48,82 @@ class Steps:
     """[S] went through the backward pass."""
     step_of: NDArray[np.int32]
     """[S] optimizer step; -1 for none."""
+    old_log_probs: dict[int, NDArray[np.float32]] = field(repr=False)
+    """As in `StepsTaken`."""
+    is_further: bool
+    """Steps were taken here, after those of an earlier attempt."""
+
+    @property
+    def total_count(self) -> int:
+        return len(self.schedule.num_microbatches)
+
+    @property
+    def are_complete(self) -> bool:
+        """False: told to stop, with steps left to take."""
+        return len(self.results) == self.total_count
 
 
-def train_steps(trainer: Trainer, data: IterationBatch, config: Config, *, title: str) -> Steps:
-    """Take every optimizer step of the iteration. All ranks call it with the same data."""
+def train_steps(
+    trainer: Trainer,
+    data: IterationBatch,
+    config: Config,
+    *,
+    title: str,
+    taken: StepsTaken | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Steps:
+    """Take the steps after `taken`, until `should_stop`, which is asked before each and tells all ranks the same.
+
+    All ranks call it with the same data.
+    """
     batch = data.batch
-    schedule = build_dp_schedule(
-        batch.total_lengths.tolist(), batch.rollout_ids.tolist(), schedule_options(config, trainer)
-    )
+    lengths, rollouts = batch.total_lengths.tolist(), batch.rollout_ids.tolist()
+    schedule = build_dp_schedule(lengths, rollouts, schedule_options(config, trainer))
     step_of = _step_of(schedule, data.sample_count)
     backward = needs_backward(batch, config)
-    objective = Objective(config=config, statistics=SampleStatistics.empty(data.sample_count))
-    old_log_probs = _old_log_probs(trainer, batch, schedule, config)
-    results = []
-    with Progress(title, total=len(schedule.num_microbatches), unit="steps") as progress:
-        for step in range(len(schedule.num_microbatches)):
+    taken = taken or _none_taken(trainer, data, schedule, config)
+    first, total = len(taken.results), len(schedule.num_microbatches)
+    objective = Objective(config=config, statistics=taken.statistics)
+    with Progress(title, total=total, unit="steps") as progress:
+        progress.update(first)
+        for step in range(first, total):
+            if should_stop():
+                break
             weights = step_weights(batch, np.flatnonzero(step_of == step), config)
-            samples = {p: packed_sample(batch, p, w, old_log_probs.get(p)) for p, w in weights.items()}
-            with_gradient, without = _packed(
-                schedule.micro_batches(trainer.data_parallel_rank, step), samples, backward
-            )
-            result = trainer.train_step(
-                with_gradient,
-                objective,
-                forward_only=without,
-                entropy="gradient" if config.algorithm.entropy_coef else "value",
-                increment=config.global_batch_size,
-            )
-            results.append(result)
+            samples = {p: packed_sample(batch, p, w, taken.old_log_probs.get(p)) for p, w in weights.items()}
+            mine = schedule.micro_batches(trainer.data_parallel_rank, step)
+            result = _take_step(trainer, objective, *_packed(mine, samples, backward))
+            taken.results.append(result)
             progress.advance(loss=f"{result.metrics.get('loss', 0.0):.4f}", grad_norm=f"{result.grad_norm:.3f}")
-    _gather(objective.statistics)
+    _gather(taken.statistics)
     return Steps(
-        results=results,
+        results=taken.results,
         schedule=schedule,
-        statistics=objective.statistics,
+        statistics=taken.statistics,
         backward=backward & (step_of >= 0),
         step_of=step_of,
+        old_log_probs=taken.old_log_probs,
+        is_further=len(taken.results) > first,
+    )
+
+
+def _none_taken(trainer: Trainer, data: IterationBatch, schedule: DataParallelSchedule, config: Config) -> StepsTaken:
+    return StepsTaken(
+        statistics=SampleStatistics.empty(data.sample_count),
+        old_log_probs=_old_log_probs(trainer, data.batch, schedule, config),
+    )
+
+
+def _take_step(
+    trainer: Trainer, objective: Objective, with_gradient: list[PackedMicroBatch], without: list[PackedMicroBatch]
+) -> StepResult:
+    config = objective.config
+    return trainer.train_step(
+        with_gradient,
+        objective,
+        forward_only=without,
+        entropy="gradient" if config.algorithm.entropy_coef else "value",
+        increment=config.global_batch_size,
     )
 
 

@@ -1,4 +1,4 @@
-"""One of several trainer processes, as torchrun starts it: `python -m stages.train.worker CALL ERROR_FILE STAGE`."""
+"""One of several trainer processes on this machine: `python -m stages.train.worker CALL FOLDER RANK COUNT STAGE`."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ import os
 import sys
 from pathlib import Path
 
-import orjson
-
-from slime_stages.errors import SlimeStagesError
+from slime_stages.drain import Drained, install_drain
+from slime_stages.errors import RetryableError, SlimeStagesError
 from slime_stages.rewards.process_tree import die_with_parent
 from slime_stages.stage import StageCall, finish_deferred
-from stages.train.run import train, worker_stage
+from stages.train.ranks import Ranks
+from stages.train.run import train_together, worker_stage
 
 
-def main(call_json: str, error_file: str, stage: str) -> None:
-    """Train; an error that a person can act on goes to the file, for the process above, whose number is `stage`."""
+def main(call_json: str, folder: str, rank: str, count: str, stage: str) -> None:
+    """Train; an error that a person can act on is told in the folder, to the process above, whose number is `stage`."""
     end_with(int(stage))
+    install_drain()
+    ranks = Ranks(Path(folder), rank=int(rank), local_rank=int(rank), count=int(count), host="localhost")
     try:
-        train(worker_stage(StageCall.from_json(call_json)))
+        train_together(StageCall.from_json(call_json), ranks, first=worker_stage)
         finish_deferred()
     except SlimeStagesError as error:
-        told = {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}
-        Path(error_file).write_bytes(orjson.dumps(told))
         sys.exit(error.exit_code)
+    except Drained:
+        sys.exit(RetryableError.exit_code)
 
 
 def end_with(stage: int) -> None:
     """Have the kernel kill this process with its parent; end at once if the stage that wants it is gone already."""
     die_with_parent()
-    try:
-        state = Path(f"/proc/{stage}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        state = "gone"
-    if state in ("gone", "Z"):
+    if os.getppid() != stage:
         os._exit(1)
 
 

@@ -125,7 +125,7 @@ class Writer:
 
     def _run(self, receiver: Any, sender: Any) -> None:
         receiver.close()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)  # a parent that is told to stop still waits for its checkpoint
         with suppress(BrokenPipeError):  # the parent is gone, and with it whoever could commit
             write_parts(self._plan, lambda part, outcome: sender.send((part, outcome)))

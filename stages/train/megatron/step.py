@@ -78,15 +78,15 @@ class Trainer:
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self.optimizer.scale_loss
         self._forward_backward = get_forward_backward_func()
-        self._data_parallel_group = parallel_state.get_data_parallel_group()
+        self.data_parallel_group = parallel_state.get_data_parallel_group()
 
     @property
     def data_parallel_rank(self) -> int:
-        return int(distributed.get_rank(self._data_parallel_group))
+        return int(distributed.get_rank(self.data_parallel_group))
 
     @property
     def data_parallel_size(self) -> int:
-        return int(distributed.get_world_size(self._data_parallel_group))
+        return int(distributed.get_world_size(self.data_parallel_group))
 
     def log_probs(self, micro_batches: Sequence[PackedMicroBatch]) -> list[Tensor]:
         """[N] for each micro-batch, without gradients."""
@@ -199,7 +199,7 @@ class Trainer:
         gathered: list[dict[str, float]] = [local]
         if self.data_parallel_size > 1:
             gathered = [{}] * self.data_parallel_size
-            distributed.all_gather_object(gathered, local, group=self._data_parallel_group)
+            distributed.all_gather_object(gathered, local, group=self.data_parallel_group)
         names = dict.fromkeys(name for each in gathered for name in each)
         return {name: sum(each.get(name, 0.0) for each in gathered) for name in names}
 

@@ -92,3 +92,22 @@ def test_only_a_past_output_whose_origin_retention_has_removed_is_past_repair(ru
         False,
     ]
     assert not is_past_repair(run, "train", 2)
+
+
+def test_the_checkpoint_and_the_weights_to_look_for_are_the_trained_ones_whatever_generated(run: RunDir) -> None:
+    digest = publish(run, 3, b"newest")
+    late = made("sync", 2, digest).model_copy(update={"policy_version": 1})
+
+    check_outputs(run, late)
+    shutil.rmtree(iteration_folder(run.checkpoints_path, 3))
+
+    with pytest.raises(MissingInputError, match="iter_0000003 is missing"):
+        check_outputs(run, late.model_copy(update={"kind": "train"}))
+
+
+def test_a_rollout_that_is_still_to_be_trained_on_is_not_past_because_newer_weights_are_there(run: RunDir) -> None:
+    shutil.rmtree(run.weights_path(1))
+
+    assert not is_past_repair(run, "rollout", 3, generated_with=1)
+    assert is_past_repair(run, "rollout", 2, generated_with=1)
+    assert not is_past_repair(run, "rollout", 2, generated_with=2)

@@ -1,0 +1,147 @@
+"""Stop between two optimizer steps, and go on with the next one in another process: no step is ever taken twice."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch.distributed as distributed
+
+from slime_stages import __version__
+from slime_stages.digest import digest_bytes, digest_json
+from slime_stages.drain import Drained, count_progress, drain_reason
+from slime_stages.errors import MissingInputError, SlimeStagesError
+from slime_stages.stage import Stage, say
+from slime_stages.weights.checkpoints import check_content, iteration_folder, read_record
+from slime_stages.weights.partial import (
+    PartialTraining,
+    discard_partial,
+    partial_folder,
+    read_partial,
+    read_steps,
+    write_partial,
+)
+from stages.train.megatron import checkpoint
+from stages.train.megatron.step import StepResult, Trainer
+from stages.train.objective import SampleStatistics
+from stages.train.policy import parameter_digest
+from stages.train.steps import Steps, StepsTaken
+
+
+def load_partial(stage: Stage, trainer: Trainer) -> StepsTaken | None:
+    """Load what a drained attempt at the same training has left into the trainer; None if it has left nothing.
+
+    All ranks call it. What is another training's, or not whole, is deleted.
+    """
+    folder = partial_folder(stage.run, stage.plan.iteration)
+    found: list[Any] = [None]
+    if distributed.get_rank() == 0:
+        found = [_usable(stage, folder)]
+    distributed.broadcast_object_list(found, src=0)
+    if found[0] is None:
+        return None
+    partial, steps = found[0]
+    try:
+        _check_record(iteration_folder(folder, partial.step_count), partial)
+        checkpoint.load(trainer, folder, partial.step_count)
+    except SlimeStagesError as error:  # on every rank: nothing is loaded before all of it is verified
+        distributed.barrier()
+        if distributed.get_rank() == 0:
+            _discard(stage, folder, error.message)
+        return None
+    if distributed.get_rank() == 0:
+        say(f"{stage.call.title}: goes on after step {partial.step_count} of {partial.total_count}")
+    return _unpacked(steps, is_first=trainer.data_parallel_rank == 0)
+
+
+def save_partial(stage: Stage, trainer: Trainer, steps: Steps) -> NoReturn:
+    """Keep the steps taken for the next attempt, and end this one. All ranks call it."""
+    count, total = len(steps.results), steps.total_count
+    folder = partial_folder(stage.run, stage.plan.iteration)
+    if steps.is_further:
+        content = parameter_digest(trainer)
+        pending = checkpoint.save(trainer, folder, count, background=False)
+        pending.wait_for_weights(content)
+        pending.wait()
+        old_log_probs: list[Any] = [None] * trainer.data_parallel_size
+        distributed.all_gather_object(old_log_probs, steps.old_log_probs, group=trainer.data_parallel_group)
+        if distributed.get_rank() == 0:
+            packed = _packed(steps, {p: row for part in old_log_probs for p, row in part.items()})
+            record = PartialTraining(
+                made_from=_made_from(stage),
+                step_count=count,
+                total_count=total,
+                content=content,
+                steps_digest=digest_bytes(packed),
+            )
+            write_partial(folder, record, packed)
+        distributed.barrier()
+        count_progress(count)
+    raise Drained(
+        drain_reason() or "",
+        f"{stage.call.title} stopped after step {count} of {total} ({drain_reason()}): "
+        "these steps are kept, the same command takes the others",
+    )
+
+
+def _usable(stage: Stage, folder: Path) -> tuple[PartialTraining, bytes] | None:
+    try:
+        partial = read_partial(folder)
+        if partial is None:
+            discard_partial(folder)
+            return None
+        if partial.made_from != _made_from(stage):
+            _discard(stage, folder, "they were taken on other inputs")
+            return None
+        return partial, read_steps(folder, partial)
+    except SlimeStagesError as error:
+        _discard(stage, folder, error.message)
+        return None
+
+
+def _check_record(folder: Path, partial: PartialTraining) -> None:
+    """Without its record nothing says whether the checkpoint is as it was written."""
+    if read_record(folder) is None:
+        raise MissingInputError(f"{folder} has lost its record")
+    check_content(folder, partial.content)
+
+
+def _discard(stage: Stage, folder: Path, reason: str) -> None:
+    say(f"{stage.call.title}: begins again with step 1: the steps of an earlier attempt cannot be used: {reason}")
+    discard_partial(folder)
+
+
+def _made_from(stage: Stage) -> str:
+    return digest_json({"inputs": stage.inputs, "config": stage.config_digest, "version": __version__})
+
+
+def _packed(steps: Steps, old_log_probs: dict[int, Any]) -> bytes:
+    positions = sorted(old_log_probs)
+    rows = [old_log_probs[position] for position in positions]
+    sums: dict[str, Any] = {f"sum_{name}": values for name, values in steps.statistics.sums.items()}
+    file = io.BytesIO()
+    np.savez(
+        file,
+        results=np.frombuffer(json.dumps([asdict(result) for result in steps.results]).encode(), np.uint8),
+        positions=np.array(positions, np.int64),
+        lengths=np.array([len(row) for row in rows], np.int64),
+        old_log_probs=np.concatenate(rows) if rows else np.zeros(0, np.float32),
+        **sums,
+    )
+    return file.getvalue()
+
+
+def _unpacked(content: bytes, *, is_first: bool) -> StepsTaken:
+    """The sums are those of all ranks together, and are added up at the end: the first one takes them."""
+    with np.load(io.BytesIO(content)) as arrays:
+        rows = np.split(arrays["old_log_probs"], np.cumsum(arrays["lengths"])[:-1])
+        sums = {name.removeprefix("sum_"): arrays[name] for name in arrays.files if name.startswith("sum_")}
+        return StepsTaken(
+            results=[StepResult(**values) for values in json.loads(arrays["results"].tobytes())],
+            statistics=SampleStatistics({k: v if is_first else np.zeros_like(v) for k, v in sums.items()}),
+            old_log_probs=dict(zip(arrays["positions"].tolist(), rows, strict=bool(len(arrays["positions"])))),
+        )
