@@ -55,7 +55,7 @@ class Manifest(BaseModel):
     config_revision: int = 0
     """Which frozen config of the run."""
     policy_version: int = 0
-    """Weights that generated, or that training started from."""
+    """Weights that generated the iteration's samples."""
     counts: dict[str, int] = Field(default_factory=dict)
     """Rows by status, and issued = kept + dropped + carried."""
     metrics: dict[str, float | None] = Field(default_factory=dict)

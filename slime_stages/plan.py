@@ -39,7 +39,7 @@ class Plan(BaseModel):
     config_revision: int
     """Which frozen config of the run holds for this iteration."""
     policy_version: int
-    """Weights to generate with, and to start training from."""
+    """Weights to generate with. Training starts from the newest ones, which may be newer: see `start_version`."""
     prompts_digest: str
     """Digest of the prompt table."""
     n_samples_per_prompt: int
@@ -51,6 +51,21 @@ class Plan(BaseModel):
     @property
     def shard_count(self) -> int:
         return len(self.shards)
+
+    @property
+    def start_version(self) -> int:
+        """The policy that training starts from."""
+        return self.iteration
+
+    @property
+    def trained_version(self) -> int:
+        """The policy that training makes, and the weights that sync publishes."""
+        return self.iteration + 1
+
+    @property
+    def staleness(self) -> int:
+        """Versions by which the weights that generate are older than the policy that is trained."""
+        return self.start_version - self.policy_version
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(sealed(self.model_dump()), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -15,6 +15,11 @@ def warnings_of(config: Config, sources: Mapping[str, str]) -> Iterator[str]:
             f"rollout_top_p = {rollout.rollout_top_p}, rollout_top_k = {rollout.rollout_top_k}: samples come from a "
             "cut distribution, the trainer computes the whole one's log-probs; expect a gap between the two"
         )
+    if rollout.staleness and not (algorithm.use_tis or algorithm.use_rollout_logprobs):
+        yield (
+            f"staleness = {rollout.staleness}: samples come from older weights than the ones that are trained, and "
+            "nothing corrects for it; see use_tis and use_rollout_logprobs"
+        )
     if rollout.n_samples_per_prompt == 1 and algorithm.rewards_normalization:
         yield (
             "n_samples_per_prompt = 1: a sample minus its group's mean is 0, so that nothing is learned; "

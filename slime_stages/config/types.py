@@ -37,5 +37,9 @@ class Section(BaseModel):
     title: ClassVar[str]
     """What the section is about, for the reference page and `--help`."""
 
+    in_plan: ClassVar[frozenset[str]] = frozenset()
+    """Settings that reach the stages by the plan alone, which has a digest of its own."""
+
     def as_json(self) -> dict[str, Any]:
-        return self.model_dump(mode="json")
+        """What the section's digest is of."""
+        return self.model_dump(mode="json", exclude=set(self.in_plan))

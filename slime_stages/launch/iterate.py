@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slime_stages.config import Config
 from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.launch.local import LocalExecutor
-from slime_stages.launch.plans import ensure_eval_plan, ensure_plan, evaluates
+from slime_stages.launch.plans import ensure_eval_plan, ensure_plan, evaluates, needed_versions
 from slime_stages.launch.start_run import current_revision
 from slime_stages.launch.states import (
     calls_of,
@@ -28,7 +28,7 @@ from slime_stages.lineage import command
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
 from slime_stages.stage import StageCall, read_config, say
-from slime_stages.weights.checkpoints import prune_checkpoints
+from slime_stages.weights.checkpoints import has_weights, iteration_folder, prune_checkpoints
 from slime_stages.weights.outputs import is_past_repair
 from slime_stages.weights.publish import prune_weights
 
@@ -69,7 +69,8 @@ def iterate(
     if not iterations:
         return
     _check_past(run, iterations.start, executor, on_event)
-    version = iterations.start if run.weights_path(iterations.start).exists() else 0
+    planned = ensure_plan(run, iterations.start).policy_version
+    version = planned if run.weights_path(planned).exists() else 0
     with WarmEngine(run, policy_version=version) as engine:
         loop = _Loop(run=run, executor=executor, on_event=on_event, accept_stale=accept_stale, engine=engine)
         if not all(has_rollouts(run, iteration) for iteration in iterations):
@@ -79,7 +80,7 @@ def iterate(
             deep = iteration in (closely if iterations[-1] in closely else closely[-1:])
             loop.evaluate(iteration, deep=deep)
             loop.complete(iteration, deep=deep)
-            _retain(run, iteration)
+            retain(run, iteration)
         loop.evaluate(iterations.stop, deep=False, final=True)
 
 
@@ -116,7 +117,7 @@ class _Loop:
                 continue
             if state.kind == "stale" and not remade:
                 raise _stale(call, state.reason, self.run)
-            if is_past_repair(self.run, call.stage, plan.policy_version):
+            if is_past_repair(self.run, call.stage, plan.start_version, generated_with=plan.policy_version):
                 say(
                     f"warning: {call.title} is {state.reason or state.kind}; what it was made from is not kept any more"
                 )
@@ -141,16 +142,26 @@ def run_call(call: StageCall, executor: LocalExecutor, on_event: Callable[[Event
 
 
 def _check_past(run: RunDir, first: int, executor: LocalExecutor, on_event: Callable[[Event], None]) -> None:
-    """Make again what the first iteration needs of the one before it, if it was lost or altered."""
+    """Make again what the first iteration needs of those before it, if it was lost or altered: the policy that it
+    trains, and weights that it or a later one generates with."""
     if first == 0:
         return
-    plan = ensure_plan(run, first - 1)
-    config = read_config(run, plan.config_revision)
-    for stage in ("train", "sync"):
-        call = StageCall(stage=stage, run=run.root, iteration=first - 1)
-        state = state_of(run, plan, config, call, deep=True)
-        if state.kind == "corrupt":
+    calls = [StageCall(stage="train", run=run.root, iteration=first - 1)]
+    for version in sorted(needed_versions(run, first) | {first}):
+        if 0 < version <= first:
+            is_lost = version < first and _is_lost(run, version)
+            calls.append(StageCall(stage="sync", run=run.root, iteration=version - 1, force=is_lost))
+    for call in calls:
+        plan = ensure_plan(run, call.iteration)
+        config = read_config(run, plan.config_revision)
+        if call.force or state_of(run, plan, config, call, deep=True).kind == "corrupt":
             run_call(call, executor, on_event)
+
+
+def _is_lost(run: RunDir, version: int) -> bool:
+    """Whether weights are gone that can be made again: those that retention has removed cannot."""
+    checkpoint = iteration_folder(run.checkpoints_path, version)
+    return not run.weights_path(version).exists() and has_weights(checkpoint)
 
 
 def _stale(call: StageCall, reason: str, run: RunDir) -> DataError:
@@ -161,9 +172,10 @@ def _stale(call: StageCall, reason: str, run: RunDir) -> DataError:
     )
 
 
-def _retain(run: RunDir, iteration: int) -> None:
-    """Remove checkpoints and weights that the config does not keep. What the next iteration needs stays."""
+def retain(run: RunDir, iteration: int) -> None:
+    """Remove checkpoints and weights that the config does not keep. What later iterations need stays."""
     config: Config = read_config(run, current_revision(run))
     kept, version = config.checkpoint, iteration + 1
+    needed = {0, version} | needed_versions(run, version)
     prune_checkpoints(run.checkpoints_path, kept.keep_checkpoints, kept.save_interval, {version})
-    prune_weights(run.weights_path(0).parent, kept.keep_weights, kept.save_interval, {0, version})
+    prune_weights(run.weights_path(0).parent, kept.keep_weights, kept.save_interval, needed)

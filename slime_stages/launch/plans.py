@@ -13,6 +13,7 @@ from slime_stages.manifest import Manifest, read_manifest
 from slime_stages.plan import Plan, freeze_plan, plan_shards
 from slime_stages.rundir import RunDir
 from slime_stages.stage import read_config, read_run_plan, say
+from slime_stages.weights.publish import published_versions
 
 
 def ensure_plan(run: RunDir, iteration: int) -> Plan:
@@ -49,7 +50,7 @@ def _new_plan(run: RunDir, iteration: int, split: str) -> Plan:
         run_id=run.run_id(),
         iteration=iteration,
         config_revision=revision,
-        policy_version=iteration,
+        policy_version=_policy_version(run, iteration, config),
         prompts_digest=prompts_record(run, split)["content"],
         n_samples_per_prompt=config.rollout.n_samples_per_prompt,
         seed=config.data.rollout_seed,
@@ -76,12 +77,54 @@ def _new_eval_plan(run: RunDir, version: int, split: str) -> Plan:
     )
 
 
+def wanted_version(config: Config, iteration: int) -> int:
+    """The weights that the config has an iteration generate with."""
+    return max(0, iteration - config.rollout.staleness)
+
+
+def needed_versions(run: RunDir, iteration: int) -> set[int]:
+    """The weights that an iteration and later ones generate with, as far as they are out when the iteration begins: by
+    their plans, without one by the config in force."""
+    config = read_config(run, current_revision(run))
+    versions = set()
+    for number in range(iteration, iteration + _longest_staleness(run) + 1):
+        try:
+            versions.add(read_run_plan(run, number).policy_version)
+        except SlimeStagesError:  # it is made when its turn comes
+            versions.add(wanted_version(config, number))
+    return versions
+
+
 def evaluates(config: Config, version: int) -> bool:
     """Whether the weights of this version are due for evaluation by `eval_interval`."""
     interval = config.eval.eval_interval
     if interval is None or not config.eval.datasets:
         return False
     return not config.eval.skip_eval_before_train if version == 0 else version % interval == 0
+
+
+def _policy_version(run: RunDir, iteration: int, config: Config) -> int:
+    """The weights to generate with; for a plan that was lost, the ones that its rollouts were made with.
+
+    Where retention has removed what the config wants, as it may have before `staleness` was raised, the oldest newer
+    ones that are left.
+    """
+    for manifest in _rollouts(run, iteration, "train"):
+        return manifest.policy_version
+    wanted = wanted_version(config, iteration)
+    published = published_versions(run.weights_path(0).parent)
+    if wanted in published:
+        return wanted
+    return min((version for version in published if wanted < version <= iteration), default=wanted)
+
+
+def _longest_staleness(run: RunDir) -> int:
+    """Of all configs that plans may have been made with."""
+    found = [0]
+    for revision in range(current_revision(run) + 1):
+        with suppress(SlimeStagesError):
+            found.append(read_config(run, revision).rollout.staleness)
+    return max(found)
 
 
 def _revision_of(run: RunDir, iteration: int, split: str) -> int:

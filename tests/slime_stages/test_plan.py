@@ -66,6 +66,13 @@ def test_the_digest_changes_with_the_plan_and_with_nothing_else() -> None:
     assert plan().digest != plan(seed=2).digest
 
 
+def test_training_goes_on_from_the_newest_policy_whatever_weights_generate() -> None:
+    late = plan(policy_version=1)
+
+    assert (plan().start_version, plan().trained_version, plan().staleness) == (3, 4, 0)
+    assert (late.start_version, late.trained_version, late.staleness) == (3, 4, 2)
+
+
 def test_a_plan_that_is_missing_or_not_whole_is_told_apart(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError, match="there is no plan"):
         read_plan(tmp_path / "plan.json")

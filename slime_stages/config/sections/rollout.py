@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from slime_stages.config.types import Section, Share
 
 
 class Rollout(Section):
     title: ClassVar[str] = "how many samples an iteration has and how they are drawn"
+    in_plan: ClassVar[frozenset[str]] = frozenset({"staleness"})
 
     rollout_batch_size: PositiveInt
     """Prompts in one iteration."""
@@ -20,6 +21,10 @@ class Rollout(Section):
 
     rollout_shards: PositiveInt = 1
     """Parts that an iteration's prompts are cut into: each is one task of the rollout job array and one file."""
+
+    staleness: NonNegativeInt = 0
+    """Weight versions by which generation lags behind training. From 1 on, iteration i is generated while the ones
+    before it are trained; `use_tis` or `use_rollout_logprobs` correct for it. slime's `train_async` is 1."""
 
     rollout_temperature: float = 1.0
     """Temperature of sampling and of the trained log-probs; above 0."""

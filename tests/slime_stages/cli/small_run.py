@@ -10,6 +10,7 @@ from pathlib import Path
 from slime_stages.commit import create_file
 from slime_stages.config import Config
 from slime_stages.content import content_digest
+from slime_stages.launch.plans import wanted_version
 from slime_stages.lineage import reward_inputs, rollout_inputs, shard_manifest_path, sync_inputs, train_inputs
 from slime_stages.plan import Plan, freeze_plan, plan_shards
 from slime_stages.rundir import RunDir
@@ -46,7 +47,7 @@ class SmallRun:
             iteration=iteration,
             split=split,
             config_revision=0,
-            policy_version=iteration,
+            policy_version=wanted_version(self.config, iteration) if split == "train" else iteration,
             prompts_digest="0",
             n_samples_per_prompt=PER_PROMPT if split == "train" else 1,
             seed=42,

@@ -47,6 +47,13 @@ def test_a_digest_changes_only_with_the_sections_it_covers() -> None:
     assert len(one.digest([])) == 32
 
 
+def test_staleness_is_in_no_digest_of_the_config_since_the_plan_has_it() -> None:
+    one, other = resolved().config, resolved(staleness=1).config
+
+    assert one.digest(["rollout"]) == other.digest(["rollout"])
+    assert Config.from_json(other.to_json_bytes()).rollout.staleness == 1
+
+
 def test_the_difference_of_two_configs_is_listed_by_setting() -> None:
     changes = diff(resolved().config, resolved(lr=2e-6, rollout_stop=["a"]).config)
 

@@ -16,6 +16,7 @@ from tests.slime_stages.config.settings import resolved
         ({"rollout_shards": 5}, "rollout_shards = 5 (--rollout-shards) is more than the 4 prompts"),
         ({"rollout_max_context_len": 8, "rollout_max_prompt_len": 8}, "rollout_max_prompt_len = 8"),
         ({"rollout_max_context_len": 1}, "rollout_max_context_len = 1"),
+        ({"staleness": -1}, "staleness = -1 (--staleness) should be greater than or equal to 0"),
         ({"prompt_data": []}, "prompt_data = [] (--prompt-data) names no file"),
         ({"serving_mode": "external"}, 'serving_mode = "external" (--serving-mode) needs the engines'),
         ({"serving_mode": "job", "rollout_external_engine_addrs": ["a:1"]}, "starts engines, but"),
@@ -117,3 +118,9 @@ def test_settings_without_effect_are_warned_about() -> None:
     assert resolved(n_samples_per_prompt=2, tis_clip=3.0, use_tis=True).warnings == ()
     assert "nothing is learned" in resolved().warnings[0]
     assert "cut distribution" in resolved(n_samples_per_prompt=2, rollout_top_p=0.9).warnings[0]
+
+
+def test_stale_samples_without_a_correction_are_warned_about() -> None:
+    assert "nothing corrects for it" in resolved(n_samples_per_prompt=2, staleness=1).warnings[0]
+    assert resolved(n_samples_per_prompt=2, staleness=1, use_tis=True).warnings == ()
+    assert resolved(n_samples_per_prompt=2, staleness=1, use_rollout_logprobs=True).warnings == ()
