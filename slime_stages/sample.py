@@ -251,7 +251,8 @@ class Sample:
             self.spec_info.add(meta_info)
         self.prefix_cache_info.add(meta_info)
         if meta_info.get("weight_version") is not None:
-            self.weight_versions = [*self.weight_versions, str(meta_info["weight_version"])]
+            number, _, _ = str(meta_info["weight_version"]).partition("@")  # behind it: which weights exactly
+            self.weight_versions = [*self.weight_versions, number]
         reason = meta_info["finish_reason"]
         kind = reason.get("type") if isinstance(reason, dict) else reason
         self.status = _STATUS_OF_FINISH_REASON.get(str(kind), self.status)

@@ -13,6 +13,7 @@ from slime_stages.serving.engine import Engine
 from slime_stages.serving.options import engine_options
 from slime_stages.serving.registry import register_engine
 from slime_stages.stage import read_config, say
+from slime_stages.weights.record import engine_label
 
 
 class WarmEngine:
@@ -29,9 +30,15 @@ class WarmEngine:
         """Begin to start it, once: who needs it waits."""
         config = read_config(self._run, current_revision(self._run))
         if self._engine is None and config.serving.serving_mode == "job":
+            weights = self._run.weights_path(self._version)
+            try:
+                label = engine_label(weights, self._version)
+            except SlimeStagesError as error:
+                say(f"warning: no warm engine: {error}")
+                return
             self._engine = Engine(
-                self._run.weights_path(self._version),
-                str(self._version),
+                weights,
+                label,
                 log=self._run.log_path("engine-warm"),
                 options=engine_options(config),
             )

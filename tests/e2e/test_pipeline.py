@@ -17,6 +17,7 @@ from slime_stages.launch.states import iteration_states
 from slime_stages.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall
+from slime_stages.weights.record import engine_label
 from tests.e2e.runs import from_the_start, manifests, mend, new_run, without
 from tests.e2e.stage_calls import ROOT, Forker
 
@@ -65,7 +66,8 @@ def test_what_a_rollout_by_hand_makes_stale_stops_the_loop_until_it_is_made_agai
 ) -> None:
     without(run, 1, "rollout")
     shutil.rmtree(run.iteration_path(1))
-    engine.update_weights(run.weights_path(1), "0")  # samples of these differ from those of version 0
+    label = engine_label(run.weights_path(0), 0)
+    engine.update_weights(run.weights_path(1), label)  # samples of these differ from those of version 0
     forced = StageCall(stage="rollout", run=run.root, iteration=0, shard=1, force=True)
     assert forker.run(forced).result is not None
     command = f"slime-stages iter --run {run.root} --n 1"
