@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_stages.serving.engine import Engine
+from tests.e2e.stage_calls import Forker
 from tests.fixtures.tiny_model import make_tiny_model, make_tiny_prompts
 
 # As engines and stages run: threads sleep while they wait, and MKL gives the same bits with any number of them.
@@ -33,3 +34,10 @@ def tiny_engine(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> I
     """A real server of the tiny model, as version 0. Who loads other weights brings it back to these."""
     with Engine(tiny_model, "0", log=tmp_path_factory.mktemp("engine") / "engine.log") as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    """Runs stage calls in forks of one process that has their imports behind it."""
+    with Forker(tmp_path_factory.mktemp("forker") / "stages.log") as forker:
+        yield forker

@@ -1,8 +1,7 @@
-"""One forker, one engine and one finished run for all end-to-end tests."""
+"""One engine and one finished run for all end-to-end tests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,6 @@ from slime_stages.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from tests.e2e.runs import at_version_0, copy_run, new_run, run_iteration
 from tests.e2e.stage_calls import Forker
-
-
-@pytest.fixture(scope="session")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    with Forker(tmp_path_factory.mktemp("forker") / "stages.log") as forker:
-        yield forker
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,32 @@
+"""One cluster for all tests here; each finds it empty, with every node idle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.packages import PackagesMissing
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Four nodes with two CPUs and four GPUs each, accounting on. SLURM_CONF leads there, from here and children."""
+    try:
+        made = Cluster.new(tmp_path_factory.mktemp("slurm"))
+    except PackagesMissing as error:
+        pytest.fail(str(error), pytrace=False)
+    with pytest.MonkeyPatch.context() as patch, made:
+        for name in [name for name in os.environ if name.startswith(("SLURM", "SBATCH", "SQUEUE", "SACCT"))]:
+            patch.delenv(name)
+        patch.setenv("SLURM_CONF", made.slurm_conf)
+        yield made
+
+
+@pytest.fixture
+def slurm(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, empty and idle; whatever the test breaks is mended after."""
+    yield cluster
+    cluster.clear()
