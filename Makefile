@@ -4,6 +4,7 @@ PYTHON ?= python3
 RUN    ?= runs/quickstart
 CONFIG ?= examples/quickstart/quickstart.toml
 N      ?= 3
+EXECUTOR ?= local
 ARGS   ?=
 
 VENV   := .venv
@@ -18,23 +19,26 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help iter test test-slow test-gpu check format install docs bench clean
+.PHONY: help iter test test-slow test-slurm test-gpu check format install docs bench clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 iter: $(READY) $(if $(findstring examples/quickstart/,$(CONFIG)),quickstart-assets) ## add N iterations to RUN (default: the quick start)
-	@$(BIN)/slime-stages iter --run $(RUN) --config $(CONFIG) --n $(N) $(ARGS)
+	@$(BIN)/slime-stages iter --run $(RUN) --config $(CONFIG) --n $(N) --executor $(EXECUTOR) $(ARGS)
 
 .PHONY: quickstart-assets
 quickstart-assets: $(READY)
 	@$(BIN)/python -m examples.quickstart.prepare
 
 test: $(READY) ## run the tests, real parts included
-	@$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not slurm" $(ARGS)
 
 test-slow: $(READY) ## run the tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-slurm: $(READY) ## run the tests that boot a SLURM cluster on this machine
+	@$(BIN)/python -m pytest -m "slurm and not slow" tests/slurm $(ARGS)
 
 test-gpu: $(READY) ## run the tests that need a GPU
 	@$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -8,7 +8,8 @@ RUN/
   iterations/000012/train/{samples.parquet,manifest.json,probes.parquet}
   iterations/000012/sync/manifest.json
   iterations/000012/eval/NAME/{rollout,reward}/shard-…
-  weights/000013/  checkpoints/iter_0000013/  engines/*.json  logs/  metrics/*.jsonl
+  weights/000013/  checkpoints/iter_0000013/  engines/*.json  logs/  metrics/*.jsonl  metrics/summaries/000012.json
+  chain.json  jobs/000012-rollout/attempt-000/   on SLURM: what is wanted, and every submission
 """
 
 from __future__ import annotations
@@ -95,11 +96,25 @@ class RunDir:
     def engines_path(self) -> Path:
         return self.root / "engines"
 
+    @property
+    def chain_path(self) -> Path:
+        """What the jobs of this run are to do next, on SLURM."""
+        return self.root / "chain.json"
+
+    @property
+    def jobs_path(self) -> Path:
+        return self.root / "jobs"
+
     def log_path(self, name: str) -> Path:
         return self.root / "logs" / f"{name}.log"
 
     def metrics_path(self, stage: str) -> Path:
         return self.root / "metrics" / f"{stage}.jsonl"
+
+    def summary_path(self, iteration: int, split: str = "train") -> Path:
+        """What is known of an iteration, so that it need not be read again; may be deleted."""
+        name = f"{iteration:06d}" if split == "train" else f"{iteration:06d}-eval-{split}"
+        return self.root / "metrics" / "summaries" / f"{name}.json"
 
     def run_id(self) -> str:
         return str(self._identity()["run_id"])

@@ -26,6 +26,7 @@ FLOORS = (
         "counters",
         "decoding",
         "digest",
+        "drain",
         "journal",
         "manifest",
         "payload",
@@ -42,6 +43,7 @@ FLOORS = (
     },
     {"config"},
     {"sampling", "stage", "lineage", "lookup", "serving", "agent", "rewards", "weights", "compat"},
+    {"slurm"},
     {"launch", "report"},
     {"cli"},
 )
@@ -57,7 +59,7 @@ HOMES = {
     "megatron": (f"{PROGRAMS}/train/", f"{PROGRAMS}/sync/"),
     "typer": (f"{LIBRARY}/cli/",),
     "click": (f"{LIBRARY}/cli/",),
-    "submitit": (f"{LIBRARY}/launch/",),
+    "submitit": (f"{LIBRARY}/slurm/",),
     "ray": (),
 }
 """Packages that live in these folders only."""

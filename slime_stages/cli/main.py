@@ -17,6 +17,7 @@ from typer.main import get_command
 
 from slime_stages import __version__
 from slime_stages.cli.options import CLICK_USAGE_ERROR
+from slime_stages.drain import Drained
 from slime_stages.errors import SlimeStagesError
 
 COMMANDS = {
@@ -27,7 +28,13 @@ COMMANDS = {
     "train": ("slime_stages.cli.stages:train", "Take the optimizer steps of an iteration."),
     "sync": ("slime_stages.cli.stages:sync", "Publish the trained weights for the next rollout."),
     "eval": ("slime_stages.cli.eval:command", "Measure a version of the weights on the evaluation prompts."),
+    "plan": ("slime_stages.cli.plan:command", "Show what iter would submit to SLURM: jobs, hours, bytes."),
+    "advance": ("slime_stages.cli.chain:command", "Submit what a run's chain of jobs needs next; its jobs do so."),
     "status": ("slime_stages.cli.status:command", "Show what is done, stale or missing, and what to do next."),
+    "logs": ("slime_stages.cli.logs:command", "Print what a job, or an engine, has written."),
+    "rerun": ("slime_stages.cli.rerun:command", "Set an output aside and make it again."),
+    "cancel": ("slime_stages.cli.cancel:command", "Stop a run's chain and cancel its jobs."),
+    "doctor": ("slime_stages.cli.doctor:command", "Check that this cluster is ready."),
     "show": ("slime_stages.cli.show:command", "Print samples for reading, with rewards and advantages."),
     "config": ("slime_stages.cli.config:command", "Print the settings as used, and where each came from."),
 }
@@ -35,6 +42,7 @@ COMMANDS = {
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
+EXIT_DRAINED = 75
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_OUR_FAULT = 70
@@ -107,6 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
     except CLICK_USAGE_ERROR as error:
         return _fail_usage(error)
     except (KeyboardInterrupt, typer.Abort) as error:
+        if isinstance(error.__cause__, Drained):
+            return _fail(error.__cause__.message, None, EXIT_DRAINED)
         return _fail_ours() if isinstance(error.__cause__, EOFError) else EXIT_INTERRUPTED
     except Exception:
         return _fail_ours()

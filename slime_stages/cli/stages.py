@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slime_stages.cli.chain import DEFAULT_SBATCH, SbatchFolder
 from slime_stages.cli.options import RunFolder
+from slime_stages.cli.slurm_options import slurm_options, takes_slurm_options
 from slime_stages.errors import DataError, MissingInputError, UsageError
 
 if TYPE_CHECKING:
@@ -28,63 +30,95 @@ Iteration = Annotated[
 Shard = Annotated[int | None, typer.Option("--shard", metavar="K", min=0, help="Shard. [default: all of them]")]
 EvalName = Annotated[str | None, typer.Option("--eval", metavar="NAME", help="An evaluation set instead of training.")]
 Force = Annotated[bool, typer.Option("--force", help="Do it again even if it is committed and fresh.")]
+Submit = Annotated[bool, typer.Option("--submit", help="As a job, by sbatch/STAGE.sbatch; print its id and return.")]
 Paths = Annotated[
     list[str] | None,
     typer.Argument(metavar="[- | MANIFEST...]", help="Manifests of the stage before; - reads them from stdin."),
 ]
 
 
+@takes_slurm_options
 def rollout(
+    ctx: typer.Context,
     run: RunFolder = None,
     iteration: Iteration = None,
     shard: Shard = None,
     split: EvalName = None,
     force: Force = False,
+    submit: Submit = False,
+    sbatch: SbatchFolder = DEFAULT_SBATCH,
 ) -> None:
     """Generate samples for an iteration's prompts, and print the manifest of each shard.
 
     Starts an engine with the iteration's weights and stops it afterwards, unless one is warm.
     """
-    run_stage_command("rollout", run, iteration, shard, split=split, force=force)
+    wanted = calls("rollout", run, iteration, shard, split=split, force=force)
+    carry_out(wanted, ctx, submit=submit, sbatch=sbatch)
 
 
+@takes_slurm_options
 def reward(
+    ctx: typer.Context,
     manifests: Paths = None,
     run: RunFolder = None,
     iteration: Iteration = None,
     shard: Shard = None,
     split: EvalName = None,
     force: Force = False,
+    submit: Submit = False,
+    sbatch: SbatchFolder = DEFAULT_SBATCH,
 ) -> None:
     """Score the samples of rollout shards, and print the manifest of each."""
-    run_stage_command("reward", run, iteration, shard, split=split, force=force, manifests=manifests)
+    wanted = calls("reward", run, iteration, shard, split=split, force=force, manifests=manifests)
+    carry_out(wanted, ctx, submit=submit, sbatch=sbatch)
 
 
-def train(manifests: Paths = None, run: RunFolder = None, iteration: Iteration = None, force: Force = False) -> None:
-    """Take the optimizer steps of an iteration, save a checkpoint, and print the manifest."""
-    run_stage_command("train", run, iteration, None, force=force, manifests=manifests)
-
-
-def sync(manifests: Paths = None, run: RunFolder = None, iteration: Iteration = None, force: Force = False) -> None:
-    """Publish the trained weights as the next version, checked, and print the manifest."""
-    run_stage_command("sync", run, iteration, None, force=force, manifests=manifests)
-
-
-def run_stage_command(
-    stage: str,
-    run: Path | None,
-    iteration: int | None,
-    shard: int | None,
-    *,
-    split: str | None = None,
-    force: bool = False,
-    manifests: list[str] | None = None,
+@takes_slurm_options
+def train(
+    ctx: typer.Context,
+    manifests: Paths = None,
+    run: RunFolder = None,
+    iteration: Iteration = None,
+    force: Force = False,
+    submit: Submit = False,
+    sbatch: SbatchFolder = DEFAULT_SBATCH,
 ) -> None:
-    """Do the stage's calls one after the other; stdout gets each manifest as it is committed."""
+    """Take the optimizer steps of an iteration, save a checkpoint, and print the manifest."""
+    wanted = calls("train", run, iteration, None, force=force, manifests=manifests)
+    carry_out(wanted, ctx, submit=submit, sbatch=sbatch)
+
+
+@takes_slurm_options
+def sync(
+    ctx: typer.Context,
+    manifests: Paths = None,
+    run: RunFolder = None,
+    iteration: Iteration = None,
+    force: Force = False,
+    submit: Submit = False,
+    sbatch: SbatchFolder = DEFAULT_SBATCH,
+) -> None:
+    """Publish the trained weights as the next version, checked, and print the manifest."""
+    wanted = calls("sync", run, iteration, None, force=force, manifests=manifests)
+    carry_out(wanted, ctx, submit=submit, sbatch=sbatch)
+
+
+def carry_out(wanted: Iterable[StageCall], ctx: typer.Context, *, submit: bool, sbatch: Path) -> None:
+    """Do the calls one after the other, each manifest to stdout as it is committed; or submit them."""
+    overrides = slurm_options(ctx)
+    if submit:
+        from slime_stages.cli.chain import submit_calls
+
+        submit_calls(list(wanted), sbatch=sbatch, overrides=overrides)
+        return
+    if overrides:
+        raise UsageError("--slurm-* are for jobs", hint="add --submit, or leave them out")
+    from slime_stages.drain import install_drain
     from slime_stages.launch.run_stage import run_stage
     from slime_stages.stage import finish_deferred
 
-    for call in calls(stage, run, iteration, shard, split=split, force=force, manifests=manifests):
+    install_drain()
+    for call in wanted:
         typer.echo(run_stage(call))
         finish_deferred()
 
@@ -95,9 +129,9 @@ def calls(
     iteration: int | None,
     shard: int | None,
     *,
-    split: str | None,
-    force: bool,
-    manifests: list[str] | None,
+    split: str | None = None,
+    force: bool = False,
+    manifests: list[str] | None = None,
 ) -> Iterator[StageCall]:
     """What a command line asks for."""
     from slime_stages.launch.plans import ensure_eval_plan, ensure_plan

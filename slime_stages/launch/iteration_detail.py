@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from slime_stages.errors import MissingInputError, SlimeStagesError
 from slime_stages.launch.overview import (
     IterationOverview,
-    evaluation_names,
-    iteration_overview,
+    TaskFact,
     manifest_of,
     mean_reward,
     state_word,
     wall_seconds,
 )
+from slime_stages.launch.run_overview import RunOverview
 from slime_stages.launch.states import CallState, iteration_states
 from slime_stages.lineage import command
 from slime_stages.plan import Plan
@@ -45,6 +45,9 @@ class ShardDetail:
     reward_statuses: dict[str, int]
     mean_reward: float | None
     reward_seconds: float | None
+    rollout_task: TaskFact | None = None
+    """What its job does, or why it failed, where it is not there."""
+    reward_task: TaskFact | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,9 @@ class IterationDetail:
 
     overview: IterationOverview
     policy_version: int
+    """Weights that generate."""
+    start_version: int
+    """Policy that training starts from."""
     config_revision: int
     shards: tuple[ShardDetail, ...]
     prompts: dict[str, int]
@@ -67,7 +73,7 @@ class IterationDetail:
         return self.prompts["issued"] == sum(self.prompts[name] for name in ACCOUNT[1:])
 
 
-def iteration_detail(run: RunDir, iteration: int) -> IterationDetail:
+def iteration_detail(run: RunDir, iteration: int, known: RunOverview) -> IterationDetail:
     """MissingInputError if the iteration is not planned."""
     if not run.plan_path(iteration).exists():
         planned = [number for number in run.iterations() if run.plan_path(number).exists()]
@@ -84,21 +90,30 @@ def iteration_detail(run: RunDir, iteration: int) -> IterationDetail:
     for manifest in rollouts:
         counts.update(manifest.counts if manifest else {})
     train = manifest_of(run, states[-2], plan.shard_count)
+    overview = next(part for part in known.iterations if part.iteration == iteration)
+    tasks = {(task.stage, task.shard): task for task in overview.tasks}
     return IterationDetail(
-        overview=iteration_overview(run, iteration),
+        overview=overview,
         policy_version=plan.policy_version,
+        start_version=plan.start_version,
         config_revision=plan.config_revision,
         shards=tuple(
-            shard_detail(run, plan, rollout, reward) for rollout, reward in zip(*by_stage.values(), strict=True)
+            shard_detail(run, plan, rollout, reward, tasks) for rollout, reward in zip(*by_stage.values(), strict=True)
         ),
         prompts={name: counts[name] for name in ACCOUNT},
         trained=trained_samples(run, iteration) if train and states[-2].state.kind != "corrupt" else None,
         train_metrics=dict(train.metrics) if train else {},
-        evaluations=tuple(iteration_overview(run, iteration, split) for split in evaluation_names(run, iteration)),
+        evaluations=tuple(part for part in known.evaluations if part.iteration == iteration),
     )
 
 
-def shard_detail(run: RunDir, plan: Plan, rollout: CallState, reward: CallState) -> ShardDetail:
+def shard_detail(
+    run: RunDir,
+    plan: Plan,
+    rollout: CallState,
+    reward: CallState,
+    tasks: Mapping[tuple[str, int | None], TaskFact],
+) -> ShardDetail:
     made = manifest_of(run, rollout, plan.shard_count)
     scored = manifest_of(run, reward, plan.shard_count)
     shard = plan.shards[rollout.call.shard or 0]
@@ -114,6 +129,8 @@ def shard_detail(run: RunDir, plan: Plan, rollout: CallState, reward: CallState)
         reward_statuses=dict(scored.counts) if scored else {},
         mean_reward=mean_reward([scored] if scored else []),
         reward_seconds=wall_seconds([scored] if scored else []),
+        rollout_task=tasks.get(("rollout", shard.shard)),
+        reward_task=tasks.get(("reward", shard.shard)),
     )
 
 

@@ -1,17 +1,19 @@
-"""What a person asks of a run: what is committed, stale, missing or corrupt, how it went, and what to type next.
+"""What a person asks of an iteration: what is committed, stale, missing or corrupt, and how it went.
 
-Read from plans and manifests alone, so that it is quick however large the shards are.
+Read from plans and manifests alone, so that it is quick however large the shards are. What jobs do about it is added by
+`job_facts.py`; a whole run is in `run_overview.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.launch.states import CallState, iteration_states
+from slime_stages.launch.waits import longest_run, longest_waits
 from slime_stages.lineage import command
 from slime_stages.manifest import Manifest, read_manifest
 from slime_stages.rundir import RunDir
@@ -21,6 +23,41 @@ STAGES = ("rollout", "reward", "train", "sync")
 STATES = ("corrupt", "stale", "missing", "committed")
 """The worst first: a stage is as its worst shard."""
 HAS_REWARD = ("scored", "given")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOutput:
+    """An output that is not committed and fresh."""
+
+    shard: int | None
+    """None for train and sync."""
+    state: str
+    """corrupt, stale or missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFact:
+    """What has become of the last job that was to make an output which is not there."""
+
+    title: str
+    """As in `reward 5/3`."""
+    stage: str
+    iteration: int
+    split: str
+    shard: int | None
+    activity: str
+    """failed, running, queued or submitted (the scheduler, which is silent, knows more); else the output's state."""
+    reason: str
+    """A clause for people: why it failed, or waits."""
+    advice: str | None
+    """The next command or edit, where there is one."""
+    attempt: int
+    job: str | None
+    """SLURM's id of the task."""
+    log: str
+    """Its stderr."""
+    since: float | None
+    """Unix time: of its end, its start or its submission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +72,13 @@ class StageOverview:
     """Shards by state."""
     seconds: float | None
     """Wall clock of all its shards, added up; None if none is there."""
+    run_seconds: float | None = None
+    """Wall clock of the shard that took longest."""
+    queue_seconds: float | None = None
+    """Longest wait of a job for its start, once it was submitted and its inputs were there; None without jobs."""
+    open_outputs: tuple[OpenOutput, ...] = ()
+    activity: dict[str, int] = field(default_factory=dict)
+    """Outputs by what goes on: failed, running, queued or submitted; the others by their state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,41 +107,20 @@ class IterationOverview:
     truncated: float | None
     """Share of samples that ran into a length limit."""
     probs_diff: float | None
-    """Mean |p train - p rollout| over trained tokens."""
+    """Mean |p train - p rollout| over trained tokens, both with the weights that generated them."""
     problems: tuple[Problem, ...]
     next_command: str | None
     """What makes its first missing, stale or corrupt output; None if it is complete."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOverview:
-    """A whole run."""
-
-    run: str
-    run_id: str
-    iterations: tuple[IterationOverview, ...]
-    evaluations: tuple[IterationOverview, ...]
-    next_command: str
+    run_seconds: float | None = None
+    """Of its stages one after the other, by the longest shard of each."""
+    queue_seconds: float | None = None
+    """Of its stages one after the other; None without jobs."""
+    tasks: tuple[TaskFact, ...] = ()
+    """Jobs that are to make what is not there, or have failed to."""
 
     @property
-    def problems(self) -> list[Problem]:
-        return [problem for part in (*self.iterations, *self.evaluations) for problem in part.problems]
-
-
-def run_overview(run: RunDir) -> RunOverview:
-    """Every iteration and evaluation of the run, in order."""
-    numbers = run.iterations()
-    iterations = tuple(iteration_overview(run, number) for number in numbers if _is_planned_or_begun(run, number))
-    evaluations = tuple(
-        iteration_overview(run, number, split) for number in numbers for split in evaluation_names(run, number)
-    )
-    return RunOverview(
-        run=str(run.root),
-        run_id=run.run_id(),
-        iterations=iterations,
-        evaluations=evaluations,
-        next_command=_next_command(run, iterations, evaluations),
-    )
+    def is_complete(self) -> bool:
+        return bool(self.stages) and self.next_command is None
 
 
 def iteration_overview(run: RunDir, iteration: int, split: str = "train") -> IterationOverview:
@@ -112,22 +135,26 @@ def iteration_overview(run: RunDir, iteration: int, split: str = "train") -> Ite
         if (manifest := manifest_of(run, item, plan.shard_count)) is not None:
             manifests[item.call.stage].append(manifest)
     rollouts, trained = manifests["rollout"], manifests.get("train", [])
+    waits = longest_waits(run, plan, manifests)
+    stages = {stage: stage_overview(stage, states, found, waits.get(stage)) for stage, found in manifests.items()}
     samples = sum(manifest.rows for manifest in rollouts)
     return IterationOverview(
         iteration=iteration,
         split=split,
-        stages={stage: stage_overview(stage, states, found) for stage, found in manifests.items()},
+        stages=stages,
         samples=samples,
         tokens=sum(manifest.tokens for manifest in rollouts),
         reward=mean_reward(manifests["reward"]),
         truncated=sum(m.counts.get("truncated", 0) for m in rollouts) / samples if samples else None,
-        probs_diff=trained[0].metrics.get("train/probs_diff") if trained else None,
+        probs_diff=probs_diff(trained[0]) if trained else None,
         problems=tuple(
             Problem(title=item.call.title, state=item.state.kind, reason=item.state.reason.partition(": ")[2])
             for item in states
             if item.state.kind in ("stale", "corrupt")
         ),
         next_command=command_for(run, states),
+        run_seconds=added([stage.run_seconds for stage in stages.values()]),
+        queue_seconds=added([stage.queue_seconds for stage in stages.values()]),
     )
 
 
@@ -148,14 +175,25 @@ def manifest_of(run: RunDir, item: CallState, shard_count: int) -> Manifest | No
         return None  # its state says so
 
 
-def stage_overview(stage: str, states: Sequence[CallState], manifests: Sequence[Manifest]) -> StageOverview:
-    words = [state_word(item) for item in states if item.call.stage == stage]
+def stage_overview(
+    stage: str, states: Sequence[CallState], manifests: Sequence[Manifest], wait: float | None
+) -> StageOverview:
+    items = [item for item in states if item.call.stage == stage]
+    words = [state_word(item) for item in items]
     counts = Counter(words)
     return StageOverview(
         state=min(words, key=STATES.index),
         shards=len(words),
         counts={state: counts[state] for state in STATES},
         seconds=wall_seconds(manifests),
+        run_seconds=longest_run(manifests),
+        queue_seconds=wait,
+        open_outputs=tuple(
+            OpenOutput(shard=item.call.shard, state=word)
+            for item, word in zip(items, words, strict=True)
+            if word != "committed"
+        ),
+        activity={state: counts[state] for state in STATES if counts[state]},
     )
 
 
@@ -175,6 +213,17 @@ def mean_reward(manifests: Sequence[Manifest]) -> float | None:
     return sum(mean * weight for mean, weight in pairs) / count if count else None
 
 
+def probs_diff(trained: Manifest) -> float | None:
+    """Without what was trained since the samples were generated, where that was told apart."""
+    name = "train/sampler_probs_diff"
+    return trained.metrics.get(name if name in trained.metrics else "train/probs_diff")
+
+
+def added(seconds: Sequence[float | None]) -> float | None:
+    known = [each for each in seconds if each is not None]
+    return round(sum(known), 3) if known else None
+
+
 def wall_seconds(manifests: Sequence[Manifest]) -> float | None:
     spans = [datetime.fromisoformat(m.finished) - datetime.fromisoformat(m.started) for m in manifests if m.started]
     return round(sum(span.total_seconds() for span in spans), 3) if spans else None
@@ -187,14 +236,14 @@ def command_for(run: RunDir, states: Sequence[CallState]) -> str | None:
         return None
     first = wanted[0]
     if first.split != "train":
-        return _eval_command(run, first.iteration)
+        return eval_command(run, first.iteration)
     alone = sum(call.stage == first.stage for call in wanted) == 1
     return command(run, first.stage, first.iteration, first.shard if alone else None)
 
 
 def _without_plan(run: RunDir, iteration: int, split: str, error: SlimeStagesError) -> IterationOverview:
     broken = isinstance(error, DataError)
-    remake = command(run, "rollout", iteration, None) if split == "train" else _eval_command(run, iteration)
+    remake = command(run, "rollout", iteration, None) if split == "train" else eval_command(run, iteration)
     title = f"plan {iteration}" + ("" if split == "train" else f" {split}")
     return IterationOverview(
         iteration=iteration,
@@ -210,24 +259,5 @@ def _without_plan(run: RunDir, iteration: int, split: str, error: SlimeStagesErr
     )
 
 
-def _next_command(
-    run: RunDir, iterations: Sequence[IterationOverview], evaluations: Sequence[IterationOverview]
-) -> str:
-    for part in iterations:
-        if part.next_command is not None:
-            return part.next_command
-    for part in evaluations:
-        # weights that retention has removed cannot be evaluated any more
-        if part.next_command is not None and run.weights_path(part.iteration).exists():
-            return part.next_command
-    return f"slime-stages iter --run {run.root} --n 1"
-
-
-def _is_planned_or_begun(run: RunDir, iteration: int) -> bool:
-    """Whether the folder is an iteration's; one that only holds evaluations is not."""
-    folder = run.iteration_path(iteration)
-    return run.plan_path(iteration).exists() or any((folder / stage).exists() for stage in STAGES)
-
-
-def _eval_command(run: RunDir, version: int) -> str:
+def eval_command(run: RunDir, version: int) -> str:
     return f"slime-stages eval --run {run.root} --iter {version}"

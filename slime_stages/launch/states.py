@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from slime_stages.config import Config
 from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.lineage import (
+    manifests_kept,
     reward_inputs,
     rollout_inputs,
     shard_manifest_path,
@@ -18,14 +20,6 @@ from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
 from slime_stages.stage import StageCall, State, checked, config_digest, output_state, read_config, read_run_plan
 from slime_stages.weights.outputs import check_outputs
-
-
-def _inputs(run: RunDir, plan: Plan, call: StageCall) -> dict[str, str]:
-    if call.stage == "rollout":
-        return rollout_inputs(run, plan)
-    if call.stage == "reward":
-        return reward_inputs(run, plan, call.shard or 0)
-    return train_inputs(run, plan) if call.stage == "train" else sync_inputs(run, plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,26 +43,60 @@ def calls_of(run: RunDir, plan: Plan) -> Iterator[StageCall]:
 def iteration_states(run: RunDir, plan: Plan, *, deep: bool = False) -> list[CallState]:
     """The state of every output of an iteration. `deep` reads the data too, to see that it is what was committed."""
     config = read_config(run, plan.config_revision)
-    return [CallState(call=call, state=state_of(run, plan, config, call, deep=deep)) for call in calls_of(run, plan)]
+    states: list[CallState] = []
+    with manifests_kept() as kept:
+        sources = _Sources(run, plan, config)
+        for call in calls_of(run, plan):
+            path = shard_manifest_path(run, plan, call.stage, call.shard)
+            state = sources.state_of(call, path, deep=deep)
+            if state.manifest is not None:
+                kept[path] = state.manifest
+            states.append(CallState(call=call, state=state))
+    return states
 
 
 def state_of(run: RunDir, plan: Plan, config: Config, call: StageCall, *, deep: bool = False) -> State:
     """The state of one output. `deep` reads it, checkpoints and weights included, for its digests."""
     path = shard_manifest_path(run, plan, call.stage, call.shard)
-    try:
-        inputs = _inputs(run, plan, call)
-    except SlimeStagesError as error:
-        if path.exists():
-            return State(kind="stale", reason=f"stale: {error}")
-        return State(kind="missing")
-    state = output_state(path, inputs, config_digest(config, call), deep=deep)
-    return checked(state, run, check_outputs) if deep else state
+    return _Sources(run, plan, config).state_of(call, path, deep=deep)
+
+
+class _Sources:
+    """What the outputs of an iteration are made from; what all shards have in common is digested once."""
+
+    def __init__(self, run: RunDir, plan: Plan, config: Config) -> None:
+        self._run, self._plan, self._config = run, plan, config
+        self._rollout: dict[str, str] = {}
+        self._config_digests: dict[str, str] = {}
+
+    def state_of(self, call: StageCall, path: Path, *, deep: bool) -> State:
+        try:
+            inputs = self._inputs(call)
+        except SlimeStagesError as error:
+            if path.exists():
+                return State(kind="stale", reason=f"stale: {error}")
+            return State(kind="missing")
+        if call.stage not in self._config_digests:
+            self._config_digests[call.stage] = config_digest(self._config, call)
+        state = output_state(path, inputs, self._config_digests[call.stage], deep=deep)
+        return checked(state, self._run, check_outputs) if deep else state
+
+    def _inputs(self, call: StageCall) -> dict[str, str]:
+        if call.stage == "rollout":
+            self._rollout = self._rollout or rollout_inputs(self._run, self._plan)
+            return self._rollout
+        if call.stage == "reward":
+            return reward_inputs(self._run, self._plan, call.shard or 0)
+        return train_inputs(self._run, self._plan) if call.stage == "train" else sync_inputs(self._run, self._plan)
 
 
 def first_incomplete(run: RunDir) -> int:
     """The first iteration that has an output which is not fresh, or no plan."""
+    from slime_stages.launch.summaries import Summaries
+
     end = (run.iterations() or [-1])[-1] + 1
-    return next((iteration for iteration in range(end) if not is_complete(run, iteration)), end)
+    found = Summaries(run).overviews([(iteration, "train") for iteration in range(end)]) if end else []
+    return next((number for number, overview in enumerate(found) if not overview.is_complete), end)
 
 
 def is_complete(run: RunDir, iteration: int) -> bool:

@@ -1,0 +1,131 @@
+"""`slime-stages iter --executor slurm` and `slime-stages advance`: iterations as jobs that submit one another."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slime_stages.cli.options import RunFolder
+from slime_stages.errors import DataError, RetryableError, UsageError
+
+if TYPE_CHECKING:
+    from slime_stages.launch.chain import Advance
+    from slime_stages.launch.chain_state import Chain
+    from slime_stages.rundir import RunDir
+    from slime_stages.stage import StageCall
+
+POLL_SECONDS = 20.0
+DEFAULT_SBATCH = Path("sbatch")
+
+SbatchFolder = Annotated[
+    Path, typer.Option("--sbatch", metavar="FOLDER", help="Where rollout.sbatch and the other headers are.")
+]
+
+
+def new_chain(
+    run: RunDir,
+    target: int,
+    *,
+    adds: bool,
+    sbatch: Path,
+    lookahead: int,
+    overrides: Mapping[str, str | bool],
+    array_parallelism: int | None,
+    max_retries: int,
+    accept_stale: bool,
+) -> Chain:
+    """The chain of a command line. One that is to mend goes on as far as the run's last one was to go."""
+    from slime_stages.launch.chain_state import Chain, read_chain
+
+    known = read_chain(run)
+    if known is not None and not adds:
+        target = max(target, known.target)
+    folder = sbatch.absolute()
+    if not (folder / "rollout.sbatch").is_file():
+        raise UsageError(
+            f"there is no {folder}/rollout.sbatch", hint="--sbatch FOLDER   names the folder of your cluster's headers"
+        )
+    return Chain(
+        target=target,
+        sbatch_folder=str(folder),
+        lookahead=lookahead,
+        overrides=dict(overrides),
+        array_parallelism=array_parallelism,
+        max_retries=max_retries,
+        accept_stale=accept_stale,
+    )
+
+
+def submit_chain(run: RunDir, chain: Chain) -> None:
+    """Begin the chain; stdout gets the ids of the jobs, one a line."""
+    from slime_stages.launch.chain import begin_chain
+
+    result = begin_chain(run, chain)
+    print_submitted(run, result)
+    if result.is_taken:
+        raise RetryableError(
+            f"another process is submitting jobs of {run.root} at this moment",
+            hint=f"slime-stages status --run {run.root}",
+        )
+
+
+def submit_calls(calls: Sequence[StageCall], *, sbatch: Path, overrides: Mapping[str, str | bool]) -> None:
+    """Submit stage calls, those of one stage of an iteration as one array; their job ids go to stdout."""
+    from slime_stages.launch.single import submit_alone
+
+    for attempt in submit_alone(calls, sbatch=sbatch.absolute(), overrides=overrides):
+        print(f"submitted {attempt.job_id}  {attempt.title}", file=sys.stderr)
+        typer.echo(attempt.job_id)
+
+
+def print_submitted(run: RunDir, result: Advance) -> None:
+    """What was submitted, for people on stderr; raises if the chain has stopped."""
+    for attempt in result.submitted:
+        after = f"  after {', '.join(attempt.dependencies)}" if attempt.dependencies else ""
+        print(f"submitted {attempt.job_id}  {attempt.title}{after}", file=sys.stderr)
+        typer.echo(attempt.job_id)
+    if result.stopped:
+        raise DataError(result.stopped, hint=result.advice)
+    if result.submitted:
+        print(f"\nhint: slime-stages status --run {run.root} --watch", file=sys.stderr)
+
+
+def drive(run: RunDir) -> None:
+    """Advance the chain from here until it is complete: for clusters whose compute nodes may not submit."""
+    from slime_stages.launch.chain import advance
+
+    while True:
+        try:
+            result = advance(run)
+        except RetryableError as error:
+            print(f"{error}; trying again", file=sys.stderr)
+        else:
+            print_submitted(run, result)
+            if result.complete:
+                return
+        time.sleep(POLL_SECONDS)
+
+
+Drive = Annotated[bool, typer.Option("--drive", help="Stay and submit until all is done, from a process of one's own.")]
+
+
+def command(run: RunFolder = None, drive_it: Drive = False) -> None:
+    """Submit whatever a run's chain of jobs needs next; its jobs call this themselves."""
+    from slime_stages.launch.chain import advance
+    from slime_stages.launch.chain_state import read_chain
+    from slime_stages.rundir import find_run
+
+    run_dir = find_run(run)
+    if read_chain(run_dir) is None:
+        raise UsageError(
+            f"{run_dir.root} has no chain of jobs", hint=f"slime-stages iter --run {run_dir.root} --executor slurm"
+        )
+    if drive_it:
+        drive(run_dir)
+        return
+    print_submitted(run_dir, advance(run_dir))
