@@ -67,18 +67,16 @@ def print_summary(run: RunDir, iterations: range) -> None:
         summary_row,
     )
     from slime_stages.cli.tables import make_console, print_table
-    from slime_stages.launch.overview import evaluation_names, iteration_overview
+    from slime_stages.launch.overview import evaluation_names
+    from slime_stages.launch.summaries import Summaries
 
-    console = make_console()
-    rows = [summary_row(iteration_overview(run, iteration)) for iteration in iterations]
+    console, summaries = make_console(), Summaries(run)
+    rows = [summary_row(part) for part in summaries.overviews([(number, "train") for number in iterations])]
     console.print(f"{run.root}: iterations {iterations.start} to {iterations.stop - 1}\n" if rows else str(run.root))
     if rows:
         print_table(console, rows, droppable=SUMMARY_DROPPABLE)
-    evaluations = [
-        evaluation_row(iteration_overview(run, version, split))
-        for version in run.iterations()
-        for split in evaluation_names(run, version)
-    ]
-    if evaluations:
+    evaluated = [(version, split) for version in run.iterations() for split in evaluation_names(run, version)]
+    if evaluated:
         console.print()
+        evaluations = [evaluation_row(part) for part in summaries.overviews(evaluated)]
         print_table(console, evaluations, droppable=EVALUATION_DROPPABLE)

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slime_stages.cli.tables import print_table
+from slime_stages.cli.trouble import print_trouble
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from slime_stages.launch.iteration_detail import IterationDetail, ShardDetail
-    from slime_stages.launch.overview import IterationOverview, StageOverview
+    from slime_stages.launch.overview import IterationOverview, StageOverview, TaskFact
 
 STAGES = ("rollout", "reward", "train", "sync")
-ITERATION_DROPPABLE = ("sync s", "reward s", "tokens", "train s", "rollout s", "truncated", "samples", "|Δp|")
+ITERATION_DROPPABLE = (
+    "sync s",
+    "reward s",
+    "tokens",
+    "train s",
+    "rollout s",
+    "run s",
+    "truncated",
+    "samples",
+    "|Δp|",
+    "queue s",
+)
 SUMMARY_DROPPABLE = ("tokens", "samples", "truncated", "|Δp|")
 EVALUATION_DROPPABLE = ("reward s", "tokens", "rollout s", "samples")
 SHARD_DROPPABLE = ("reward s", "rollout s", "tokens", "prompts")
@@ -40,6 +53,15 @@ def iteration_row(part: IterationOverview) -> dict[str, str]:
         "|Δp|": number(part.probs_diff, 6),
         **second_cells(part, STAGES),
     }
+
+
+def iteration_rows(parts: Sequence[IterationOverview]) -> list[dict[str, str]]:
+    """With how long jobs waited and worked, if there were any."""
+    rows = [iteration_row(part) for part in parts]
+    if all(part.queue_seconds is None for part in parts):
+        return rows
+    times = ({"queue s": number(p.queue_seconds, 1), "run s": number(p.run_seconds, 1)} for p in parts)
+    return [{**row, **more} for row, more in zip(rows, times, strict=True)]
 
 
 def summary_row(part: IterationOverview) -> dict[str, str]:
@@ -71,10 +93,10 @@ def second_cells(part: IterationOverview, stages: tuple[str, ...]) -> dict[str, 
 
 
 def stage_cell(stage: StageOverview) -> str:
-    """`committed`, `stale`, `3/4, 1 missing`."""
-    if stage.shards == 1 or stage.counts["missing"] == stage.shards:
-        return stage.state
-    others = {word: count for word, count in stage.counts.items() if count and word != "committed"}
+    """`committed`, `stale`, `3/4, 1 missing`, `1/4, 1 failed, 2 running`."""
+    if stage.shards == 1 or set(stage.activity) in ({"missing"}, {"queued"}, {"submitted"}):
+        return next(iter(stage.activity))
+    others = {word: count for word, count in stage.activity.items() if word != "committed"}
     have = f"{stage.counts['committed']}/{stage.shards}"
     return f"{have}, {texts(others)}" if others else f"{have} committed"
 
@@ -83,36 +105,57 @@ def print_detail(console: Console, detail: IterationDetail) -> None:
     """The shards, the accounts of prompts and samples, training, evaluations, and what is wrong."""
     overview = detail.overview
     console.print(
-        f"iteration {overview.iteration}: generated and trained from weights {detail.policy_version}, "
-        f"config revision {detail.config_revision}\n",
+        f"iteration {overview.iteration}: {versions_line(detail)}, config revision {detail.config_revision}\n",
         soft_wrap=True,
     )
-    print_table(console, [shard_row(shard) for shard in detail.shards], droppable=SHARD_DROPPABLE)
+    print_table(console, shard_rows(detail.shards), droppable=SHARD_DROPPABLE)
     lines = [prompts_line(detail), *training_lines(detail)]
     console.print("\n" + "\n".join(lines), soft_wrap=True)
     if detail.evaluations:
         console.print()
         print_table(console, [evaluation_row(part) for part in detail.evaluations], droppable=EVALUATION_DROPPABLE)
-    problems = [*overview.problems, *(problem for part in detail.evaluations for problem in part.problems)]
-    for position, problem in enumerate(problems):
-        start = "" if position else "\n"
-        console.print(f"{start}{problem.title} is {problem.state}: {problem.reason}", style="yellow", soft_wrap=True)
+    print_trouble(console, [overview, *detail.evaluations], limit=None)
+
+
+def versions_line(detail: IterationDetail) -> str:
+    if detail.policy_version == detail.start_version:
+        return f"generated and trained from weights {detail.policy_version}"
+    return f"generated with weights {detail.policy_version}, trained from {detail.start_version}"
+
+
+def shard_rows(shards: Sequence[ShardDetail]) -> list[dict[str, str]]:
+    """With what jobs do about shards that are not there, if any does."""
+    rows = [shard_row(shard) for shard in shards]
+    tasks = [shard.rollout_task or shard.reward_task for shard in shards]
+    if not any(tasks):
+        return rows
+    return [{**row, "job": task_text(task) if task else "-"} for row, task in zip(rows, tasks, strict=True)]
+
+
+def task_text(task: TaskFact) -> str:
+    """`123_4 runs on node3, 75 s`."""
+    since = f", {max(0.0, time.time() - task.since):,.0f} s" if task.since and task.activity != "failed" else ""
+    return " ".join(filter(None, (task.job, task.reason))) + since
 
 
 def shard_row(shard: ShardDetail) -> dict[str, str]:
     return {
         "shard": str(shard.shard),
         "prompts": f"{shard.prompts:,}",
-        "rollout": shard.rollout,
+        "rollout": word(shard.rollout, shard.rollout_task),
         "samples": f"{shard.samples:,}",
         "by status": texts(shard.statuses) or "-",
         "tokens": f"{shard.tokens:,}",
-        "reward": shard.reward,
+        "reward": word(shard.reward, shard.reward_task),
         "by reward status": texts(shard.reward_statuses) or "-",
         "mean reward": number(shard.mean_reward, 3),
         "rollout s": number(shard.rollout_seconds, 1),
         "reward s": number(shard.reward_seconds, 1),
     }
+
+
+def word(state: str, task: TaskFact | None) -> str:
+    return task.activity if task else state
 
 
 def prompts_line(detail: IterationDetail) -> str:
@@ -137,12 +180,12 @@ def training_lines(detail: IterationDetail) -> list[str]:
         for key, name in METRICS.items()
         if detail.train_metrics.get(key) is not None
     ]
-    lines = [f"train: {train.state}" + after(train.seconds) + "".join(f", {metric}" for metric in metrics)]
+    lines = [f"train: {stage_cell(train)}" + after(train.seconds) + "".join(f", {metric}" for metric in metrics)]
     if detail.trained is not None:
         total = sum(detail.trained.values())
         account = " + ".join(f"{count} {reason}" for reason, count in detail.trained.items())
         lines.append(f"samples: {total} = {account}")
-    return [*lines, f"sync: {sync.state}" + after(sync.seconds)]
+    return [*lines, f"sync: {stage_cell(sync)}" + after(sync.seconds)]
 
 
 def after(seconds: float | None) -> str:

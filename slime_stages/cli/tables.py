@@ -10,7 +10,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_WIDTH = 1000
-STYLES = {"committed": "green", "missing": "dim", "stale": "yellow", "corrupt": "bold red"}
+STYLES = {
+    "committed": "green",
+    "missing": "dim",
+    "submitted": "blue",
+    "queued": "blue",
+    "running": "cyan",
+    "stale": "yellow",
+    "corrupt": "bold red",
+    "failed": "bold red",
+}
 """By the word that a cell holds; the worst one is the last."""
 
 
@@ -31,7 +40,7 @@ def print_table(console: Console, rows: Sequence[dict[str, str]], *, droppable: 
     hidden: list[str] = []
     table = make_table(rows, hidden)
     while Measurement.get(console, console.options.update(width=PIPE_WIDTH), table).maximum > console.width:
-        left = [name for name in droppable if name not in hidden]
+        left = [name for name in droppable if name in rows[0] and name not in hidden]
         if not left:
             break
         hidden.append(left[0])
