@@ -103,7 +103,7 @@ def list_array(rows: Sequence[Sequence[Any] | NDArray[Any] | None], type_: pa.Da
     if offsets[-1] > np.iinfo(np.int32).max:
         raise DataError(f"{len(rows)} rows hold {offsets[-1]} numbers, too many for one write")
     flat = np.empty(offsets[-1], dtype)
-    memory = memoryview(flat).cast("B")
+    memory = flat.data.cast("B")
     for row, start in zip(rows, (offsets * dtype.itemsize).tolist(), strict=False):
         if row is not None:
             _put_numbers(memory, start, row, dtype)
