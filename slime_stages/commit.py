@@ -1,14 +1,10 @@
 """Publishing files so that a reader sees all of one or nothing, and so that of two racing attempts one wins.
 
-Written under a temporary name, fsynced, renamed, the folder fsynced. Data becomes true by its manifest, created by a
-hard link, which one attempt only can make. Data and manifest are two files, so a third one, the claim, decides first:
-
-    .claim-NAME.json created exclusively   says which temporary file is the data, and holds the manifest to be
-    temporary file renamed to the data     by the winner, or by whoever finds the claim: a loser, the next attempt
-    manifest created, claim removed        likewise
-
-Killed anywhere in between, the next attempt ends what the claim says, and the data is always the manifest's.
-No locks: they do nothing on some parallel file systems.
+Written under a temporary name, fsynced, renamed, the folder fsynced. Outputs become true by their manifest, created by
+a hard link, which one attempt only can make. Outputs (a data file, a folder such as a checkpoint) and manifest are
+several, so one file more, the claim, decides first whose they are; see `claims.py`. Before it no attempt touches a
+place that others know; after it everybody puts the same outputs there. No locks: they do nothing on some parallel file
+systems.
 """
 
 from __future__ import annotations
@@ -16,23 +12,34 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slime_stages.errors import MissingInputError, RetryableError
 
 TEMPORARY_PREFIX, TEMPORARY_SUFFIX = ".tmp-", ".part"
 CLAIM_PREFIX = ".claim-"
+ABANDONED_SECONDS = 86400.0
+"""A temporary file of another host, whose processes we cannot see, counts as dead after so long without a change."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OWNER = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?P<host>.+?)-(?P<process>\d+)-[0-9a-f]{{16}}-")
+_CLAIM_NUMBER = re.compile(r"\.\d+$")
 
 
 def temporary_name(path: Path) -> Path:
     """A sibling of `path` that no other process uses and that neither readers nor `*.parquet` take for data."""
     owner = f"{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns():016x}"
     return path.with_name(f"{TEMPORARY_PREFIX}{owner}-{path.name}{TEMPORARY_SUFFIX}")
+
+
+def temporary_folder_name(target: Path) -> Path:
+    """The same for a folder; see `slime_stages.weights.folders`."""
+    owner = f"{os.getpid()}@{socket.gethostname()}@{time.monotonic_ns():x}"
+    return target.with_name(f"{TEMPORARY_PREFIX}{owner}-{target.name}")
 
 
 def fsync_path(path: Path) -> None:
@@ -98,7 +105,7 @@ def create_file(path: Path, data: bytes) -> bool:
             os.link(temporary, path)
     except FileExistsError:
         # NFS says so too if its first answer to our link was lost
-        if not _has_inode(path, temporary.stat().st_ino):
+        if not has_inode(path, temporary.stat().st_ino):
             return False
     finally:
         temporary.unlink(missing_ok=True)
@@ -106,39 +113,23 @@ def create_file(path: Path, data: bytes) -> bool:
     return True
 
 
-def commit(data: Path, temporary: Path, manifest: Path, manifest_data: bytes) -> bool:
-    """Put `temporary` in place as `data` and make it true by its manifest.
-
-    Data that lies there without a manifest is a dead attempt's, and is replaced. Returns False, and `temporary` is
-    gone, if another attempt won, having ended its commit if it was killed within.
-    """
-    fsync_path(temporary)
-    claim = manifest.with_name(f"{CLAIM_PREFIX}{manifest.name}")
-    inode = temporary.stat().st_ino
-    own = f"{temporary.name} {inode}\n".encode() + manifest_data
-    while not _is_listed(manifest):
-        content = own if create_file(claim, own) else _read(claim)
-        if content is None or _is_listed(manifest):
-            continue
-        done = _carry_out(content, claim, data, manifest)
-        if content is own:
-            if not done:
-                raise RetryableError(f"{temporary} went away before it was committed")
-            return True
-    claim.unlink(missing_ok=True)
-    temporary.unlink(missing_ok=True)
-    return _has_inode(data, inode)
+def discard_folder(folder: Path) -> None:
+    """Delete a folder that others may know: it loses its name first, so that nobody finds it half deleted."""
+    aside = temporary_folder_name(folder)
+    with suppress(FileNotFoundError):
+        folder.rename(aside)
+        fsync_path(folder.parent)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files of dead processes of this host, and claims that were carried out."""
-    host = re.escape(f"{TEMPORARY_PREFIX}{socket.gethostname()}-")
+    """Delete temporary files of dead processes, and claims that were carried out."""
     for path in folder.glob(f"{TEMPORARY_PREFIX}*{TEMPORARY_SUFFIX}"):
-        owner = re.match(rf"{host}(\d+)-[0-9a-f]{{16}}-", path.name)
-        if owner and not _is_alive(int(owner[1])) and not path.is_dir():
+        owner = _OWNER.match(path.name)
+        if owner and not path.is_dir() and _is_abandoned(path, owner["host"], int(owner["process"])):
             path.unlink(missing_ok=True)
     for claim in folder.glob(f"{CLAIM_PREFIX}*"):
-        if claim.with_name(claim.name.removeprefix(CLAIM_PREFIX)).exists():
+        if claim.with_name(_CLAIM_NUMBER.sub("", claim.name.removeprefix(CLAIM_PREFIX))).exists():
             claim.unlink(missing_ok=True)
 
 
@@ -148,51 +139,35 @@ def wait_for_file(path: Path, *, timeout_seconds: float = 30.0, what: str, hint:
     Lists the parent, which refreshes what an NFS client believes, until the deadline; then MissingInputError.
     """
     deadline = time.monotonic() + timeout_seconds
-    while not _is_listed(path):
+    while not is_listed(path):
         if time.monotonic() >= deadline:
             raise MissingInputError(f"{what} is missing: {path}", hint=hint)
         time.sleep(min(0.5, timeout_seconds / 10))
 
 
-def _is_listed(path: Path) -> bool:
+def is_listed(path: Path) -> bool:
+    """Whether the path is there, by a list of its folder."""
     try:
         return path.name in os.listdir(path.parent)
     except FileNotFoundError:
         return False
 
 
-def _carry_out(content: bytes, claim: Path, data: Path, manifest: Path) -> bool:
-    """End the commit that a claim describes; False, and the claim is gone, if its data went away meanwhile.
-
-    Several processes may do this at once. The inode tells whether the data in place is the claim's.
-    """
-    line, _, manifest_data = content.partition(b"\n")
-    name, inode = line.decode().rsplit(" ", 1)
-    try:
-        data.with_name(name).rename(data)
-    except FileNotFoundError:
-        if not _has_inode(data, int(inode)):
-            if _read(claim) == content:
-                claim.unlink(missing_ok=True)
-            return False
-    fsync_path(data.parent)
-    create_file(manifest, manifest_data)
-    claim.unlink(missing_ok=True)
-    return True
-
-
-def _has_inode(path: Path, inode: int) -> bool:
+def has_inode(path: Path, inode: int) -> bool:
+    """Whether it is this file or folder that lies there."""
     try:
         return path.stat().st_ino == inode
     except FileNotFoundError:
         return False
 
 
-def _read(path: Path) -> bytes | None:
+def _is_abandoned(path: Path, host: str, process: int) -> bool:
+    if host == socket.gethostname():
+        return not _is_alive(process)
     try:
-        return path.read_bytes()
+        return time.time() - path.stat().st_mtime > ABANDONED_SECONDS
     except FileNotFoundError:
-        return None
+        return False
 
 
 def _is_alive(pid: int) -> bool:

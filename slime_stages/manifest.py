@@ -10,6 +10,7 @@ import builtins
 import os
 import socket
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slime_stages import __version__
-from slime_stages.commit import commit, create_file
+from slime_stages.claims import commit
+from slime_stages.commit import create_file
 from slime_stages.digest import digest_file, sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError
 
@@ -121,8 +123,13 @@ def check_data(manifest_path: Path, manifest: Manifest) -> Path:
     return path
 
 
-def commit_data(manifest: Manifest, *, temporary: Path, manifest_path: Path) -> bool:
-    """Publish a written temporary file and its manifest; False if another attempt did so first."""
+def commit_data(
+    manifest: Manifest, *, temporary: Path, manifest_path: Path, folders: Mapping[Path, Path] | None = None
+) -> bool:
+    """Publish a written temporary file and its manifest; False if another attempt did so first.
+
+    `folders`, finished ones by the place where they belong, come with it.
+    """
     assert manifest.data is not None
     stamped = manifest.model_copy(
         update={
@@ -131,12 +138,17 @@ def commit_data(manifest: Manifest, *, temporary: Path, manifest_path: Path) -> 
             **_circumstances(),
         }
     )
-    return commit(manifest_path.with_name(manifest.data), temporary, manifest_path, stamped.to_bytes())
+    outputs = {manifest_path.with_name(manifest.data): temporary, **(folders or {})}
+    return commit(outputs, manifest_path, stamped.to_bytes())
 
 
-def commit_manifest(manifest: Manifest, manifest_path: Path) -> bool:
-    """Publish a manifest whose outputs are in place already; False if another attempt did so first."""
-    return create_file(manifest_path, manifest.model_copy(update=_circumstances()).to_bytes())
+def commit_manifest(manifest: Manifest, manifest_path: Path, folders: Mapping[Path, Path] | None = None) -> bool:
+    """Publish a manifest without a data file, and `folders` with it; False if another attempt did so first."""
+    stamped = manifest.model_copy(update=_circumstances()).to_bytes()
+    if folders:
+        manifest_path.parent.mkdir(parents=True, exist_ok=True)
+        return commit(folders, manifest_path, stamped)
+    return create_file(manifest_path, stamped)
 
 
 def now() -> str:

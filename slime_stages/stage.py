@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from slime_stages.claims import end_claimed
 from slime_stages.commit import remove_leftovers, retryable_full_disk, temporary_name
 from slime_stages.config import Config
 from slime_stages.config.frozen import read_frozen
@@ -122,8 +123,18 @@ class Stage:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def commit(self, *, data: Path | None = None, name: str | None = None, **fields: Any) -> Path:
+    def commit(
+        self,
+        *,
+        data: Path | None = None,
+        name: str | None = None,
+        folders: Mapping[Path, Path] | None = None,
+        **fields: Any,
+    ) -> Path:
         """Publish a written temporary file as `name` with its manifest; or the manifest alone.
+
+        `folders` are what else the attempt has made, finished, by the place where each belongs: of racing attempts
+        one has all its outputs there. Nothing may lie in such a place but by this.
 
         Returns the manifest's path, also when another attempt has won meanwhile, which is said on stderr.
         """
@@ -143,9 +154,9 @@ class Stage:
             **fields,
         )
         if data is not None:
-            won = commit_data(manifest, temporary=data, manifest_path=self.manifest_path)
+            won = commit_data(manifest, temporary=data, manifest_path=self.manifest_path, folders=folders)
         else:
-            won = commit_manifest(manifest, self.manifest_path)
+            won = commit_manifest(manifest, self.manifest_path, folders)
         if not won:
             say(f"{self.call.title}: another attempt has committed it meanwhile; this one's output is not needed")
         return self.manifest_path
@@ -162,8 +173,8 @@ def open_stage(
 ) -> Stage | None:
     """Ready the call for work, or None (said on stderr) if its output is committed and fresh.
 
-    What is stale, corrupt or forced moves to `superseded/` first. `check` raises if what the stage has made beside
-    its manifest's folder is not whole.
+    A commit that an attempt was killed within is ended first; then what is stale, corrupt or forced moves to
+    `superseded/`. `check` raises if what the stage has made beside its manifest's folder is not whole.
     """
     stage = Stage(
         call=call,
@@ -174,6 +185,7 @@ def open_stage(
         inputs=dict(inputs),
         config_digest=config_digest(config, call),
     )
+    end_claimed(path)
     state = stage.state() if check is None else checked(stage.state(), stage.run, check)
     if path.parent.exists():
         remove_leftovers(path.parent)

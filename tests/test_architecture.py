@@ -21,6 +21,7 @@ LONGEST_FILE = 300
 FLOORS = (
     {"errors"},
     {
+        "claims",
         "commit",
         "content",
         "counters",

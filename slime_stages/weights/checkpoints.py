@@ -135,6 +135,12 @@ def write_tracker(folder: Path, iteration: int) -> None:
     replace_file(folder / TRACKER, str(iteration).encode())
 
 
+def advance_tracker(folder: Path, iteration: int) -> None:
+    """Have the tracker name an iteration that is about to be complete, unless a later one is."""
+    if max(complete_iterations(folder), default=iteration) <= iteration:
+        write_tracker(folder, iteration)
+
+
 def prune_checkpoints(folder: Path, keep_last: int, keep_every: int | None, needed: set[int]) -> list[Path]:
     """Delete checkpoints that retention does not keep, and incomplete ones older than a complete one; returns them."""
     found = numbered_folders(folder, _ITERATION_FOLDER)

@@ -16,18 +16,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from slime_stages.commit import TEMPORARY_PREFIX, fsync_path
+from slime_stages.commit import TEMPORARY_PREFIX, discard_folder, fsync_path, temporary_folder_name
 
 IDLE_SECONDS = 3600.0
 """A temporary folder of another host, whose processes we cannot see, counts as dead after so long without a change."""
 
-_OWNER = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?P<process>\d+)@(?P<host>.+)@[0-9a-f]+-(?P<name>.+)")
-
-
-def temporary_folder_name(target: Path) -> Path:
-    """A sibling of `target` that tells whose it is."""
-    owner = f"{os.getpid()}@{socket.gethostname()}@{time.monotonic_ns():x}"
-    return target.with_name(f"{TEMPORARY_PREFIX}{owner}-{target.name}")
+_OWNER = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?P<process>\d+)@(?P<host>[^@]+)@[0-9a-f]+-(?P<name>.+)")
 
 
 def new_temporary_folder(target: Path) -> Path:
@@ -66,18 +60,15 @@ def replace_folder(temporary: Path, target: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder that readers may know: it loses its name first, so that nobody finds it half deleted."""
-    aside = temporary_folder_name(folder)
-    folder.rename(aside)
-    fsync_path(folder.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    """Delete a folder that readers may know."""
+    discard_folder(folder)
 
 
 def remove_dead_folders(parent: Path) -> list[Path]:
     """Delete the temporary folders of dead attempts below `parent`; returns them."""
     dead = [path for path in _entries(parent) if path.is_dir() and _is_dead(path)]
     for path in dead:
-        shutil.rmtree(path, ignore_errors=True)
+        discard_folder(path)
     return dead
 
 

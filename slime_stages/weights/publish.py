@@ -35,6 +35,7 @@ from slime_stages.weights.record import (
 __all__ = [
     "check_hf_folder",
     "check_weights",
+    "finish_folder",
     "prune_weights",
     "publish_folder",
     "publish_link",
@@ -57,15 +58,22 @@ def unpublished_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def finish_folder(folder: Path, version: int, *, digests: Mapping[str, str] | None = None) -> WeightsRecord:
+    """Record what a filled `unpublished_folder` holds, and make it durable: only its name is missing.
+
+    `digests` spares reading files again that were hashed when written.
+    """
+    known = dict(digests or {})
+    files = {file.name: _file_record(file, known.get(file.name)) for file in visible_files(folder)}
+    return _finish(folder, make_record(version, files))
+
+
 def publish_folder(
     folder: Path, target: Path, *, digests: Mapping[str, str] | None = None, replace: bool = False
 ) -> WeightsRecord:
-    """Make a filled `unpublished_folder` version `target`, whose name is its number. `digests` spares reading files
-    again that were hashed when written. A version that is there already stays: the same is fine, another is refused,
-    unless `replace`."""
-    known = dict(digests or {})
-    files = {file.name: _file_record(file, known.get(file.name)) for file in visible_files(folder)}
-    return _commit(folder, target, make_record(int(target.name), files), replace=replace)
+    """Make a filled `unpublished_folder` version `target`, whose name is its number. A version that is there already
+    stays: the same is fine, another is refused, unless `replace`."""
+    return _commit(folder, target, finish_folder(folder, int(target.name), digests=digests), replace=replace)
 
 
 def publish_link(source_hf_folder: Path, target: Path) -> WeightsRecord:
@@ -77,7 +85,8 @@ def publish_link(source_hf_folder: Path, target: Path) -> WeightsRecord:
         for file in [*weights, *other_files(source)]:
             (folder / file.name).symlink_to(file)
             files[file.name] = _file_record(file)
-        return _commit(folder, target, make_record(int(target.name), files, source=source), replace=False)
+        record = _finish(folder, make_record(int(target.name), files, source=source))
+        return _commit(folder, target, record, replace=False)
 
 
 def check_weights(folder: Path) -> WeightsRecord:
@@ -123,9 +132,13 @@ def _file_record(file: Path, digest: str | None = None) -> FileRecord:
     return FileRecord(bytes=file.stat().st_size, digest=digest or digest_file(file))
 
 
-def _commit(folder: Path, target: Path, record: WeightsRecord, *, replace: bool) -> WeightsRecord:
+def _finish(folder: Path, record: WeightsRecord) -> WeightsRecord:
     write_weights_record(folder, record)
     fsync_folder(folder)
+    return record
+
+
+def _commit(folder: Path, target: Path, record: WeightsRecord, *, replace: bool) -> WeightsRecord:
     if replace:
         replace_folder(folder, target)
         return record

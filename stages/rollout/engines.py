@@ -15,7 +15,7 @@ from slime_stages.serving.handle import EngineHandle
 from slime_stages.serving.options import engine_options
 from slime_stages.serving.registry import find_engines
 from slime_stages.stage import Stage, say
-from slime_stages.weights.publish import check_weights
+from slime_stages.weights.publish import check_weights, verify_weights
 from slime_stages.weights.record import engine_label
 
 
@@ -34,6 +34,7 @@ def ready_engines(stage: Stage) -> Iterator[list[str]]:
     elif (warm := warm_engine(stage, weights, version)) is not None:
         yield [warm.url]
     else:
+        verify_weights(weights)
         log = stage.run.log_path(f"engine-{stage.plan.iteration:06d}-{stage.call.shard or 0:05d}")
         with Progress("engine", total=None) as progress:
             engine = Engine(
@@ -70,9 +71,10 @@ def warm_engine(stage: Stage, weights: Path, version: int) -> EngineHandle | Non
 
 
 def bring_to(handle: EngineHandle, weights: Path, version: int) -> None:
-    """Have the engine serve this version, verified."""
+    """Have the engine serve this version, whose files are read and compared with their digests before it loads them."""
     label = engine_label(weights, version)
     if handle.version() != label:
+        verify_weights(weights)
         handle.update_weights(weights, label)
 
 

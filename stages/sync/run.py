@@ -12,8 +12,9 @@ from slime_stages.progress import Progress
 from slime_stages.rundir import RunDir
 from slime_stages.stage import Stage, StageCall, open_stage, read_config, read_run_plan
 from slime_stages.weights.checkpoints import check_content, iteration_folder, verify_checkpoint
+from slime_stages.weights.folders import remove_dead_folders
 from slime_stages.weights.outputs import check_outputs
-from slime_stages.weights.publish import publish_folder, unpublished_folder
+from slime_stages.weights.publish import finish_folder, unpublished_folder
 from slime_stages.weights.record import WeightsRecord
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
@@ -27,22 +28,28 @@ def run(call: StageCall) -> Path:
     config = read_config(run_dir, plan.config_revision)
     path = shard_manifest_path(run_dir, plan, "sync", None)
     stage = open_stage(call, sync_inputs(run_dir, plan), plan=plan, config=config, path=path, check=check_outputs)
+    remove_dead_folders(run_dir.weights_path(0).parent)
     if stage is None:
         return path
 
     version = plan.trained_version
-    with Progress(call.title, total=3, unit="parts") as progress:
-        record, gap = publish(stage, version, committed(run_dir, plan, "train", None), progress)
-    return stage.commit(
-        bytes=sum(file.bytes for file in record.files.values()),
-        content=record.digest,
-        metrics={"sync/log_probs_gap": gap},
-        outputs={"policy_version": version, "weights": run_dir.weights_path(version).name},
-    )
+    trained, target = committed(run_dir, plan, "train", None), run_dir.weights_path(version)
+    with unpublished_folder(target) as folder:
+        with Progress(call.title, total=3, unit="parts") as progress:
+            record, gap = export(stage, version, trained, folder, progress)
+        return stage.commit(
+            folders={target: folder},
+            bytes=sum(file.bytes for file in record.files.values()),
+            content=record.digest,
+            metrics={"sync/log_probs_gap": gap},
+            outputs={"policy_version": version, "weights": target.name},
+        )
 
 
-def publish(stage: Stage, version: int, trained: Manifest, progress: Progress) -> tuple[WeightsRecord, float]:
-    """Export, verify, then publish, so that no version appears that gives other log-probs than the trained model."""
+def export(
+    stage: Stage, version: int, trained: Manifest, folder: Path, progress: Progress
+) -> tuple[WeightsRecord, float]:
+    """Export and verify, so that no version appears that gives other log-probs than the trained model."""
     from slime_stages.weights.export import export_hf
     from slime_stages.weights.verify import Probe, verify_log_probs
 
@@ -53,18 +60,16 @@ def publish(stage: Stage, version: int, trained: Manifest, progress: Progress) -
     except SlimeStagesError as error:
         error.hint = command(stage.run, "train", stage.plan.iteration, None, force=True)
         raise
-    target = stage.run.weights_path(version)
-    with unpublished_folder(target) as folder:
-        with stage.timed("export"):
-            report = export_hf(checkpoint, stage.run.weights_path(0), folder)
-        progress.advance()
-        with stage.timed("verify"):
-            probes = [Probe.from_mapping(values) for values in trained.outputs.get("probes", [])]
-            gap = verify_log_probs(folder, probes, tolerance(stage.config, report.dtype))
-        progress.advance(log_prob_gap=f"{gap:.1e}")
-        with stage.timed("publish"):
-            record = publish_folder(folder, target, digests=report.digests, replace=True)
-        progress.advance()
+    with stage.timed("export"):
+        report = export_hf(checkpoint, stage.run.weights_path(0), folder)
+    progress.advance()
+    with stage.timed("verify"):
+        probes = [Probe.from_mapping(values) for values in trained.outputs.get("probes", [])]
+        gap = verify_log_probs(folder, probes, tolerance(stage.config, report.dtype))
+    progress.advance(log_prob_gap=f"{gap:.1e}")
+    with stage.timed("publish"):
+        record = finish_folder(folder, version, digests=report.digests)
+    progress.advance()
     return record, gap
 
 

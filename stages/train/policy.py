@@ -15,12 +15,13 @@ import xxhash
 from slime_stages.config import Config
 from slime_stages.errors import InternalError, MissingInputError, SlimeStagesError
 from slime_stages.lineage import command
-from slime_stages.stage import BACKGROUND_VARIABLE, Stage, defer
+from slime_stages.stage import BACKGROUND_VARIABLE, Stage
 from slime_stages.weights.checkpoints import check_content, is_complete, iteration_folder
 from slime_stages.weights.folders import has_live_writer
 from stages.train.batch import IterationBatch
 from stages.train.megatron import checkpoint
 from stages.train.megatron.packing import PackedSample, pack_samples
+from stages.train.megatron.pending_save import PendingSave
 from stages.train.megatron.settings import TrainerSettings
 from stages.train.megatron.step import Trainer
 from stages.train.sampler import sampler_probs_diff, sampler_weights
@@ -38,6 +39,8 @@ class SavedPolicy:
     """Digest of all parameters."""
     probes: list[dict[str, Any]]
     """A few sequences with the trained model's log-probs, for whoever publishes its weights to check them by."""
+    checkpoint: PendingSave
+    """Of the trained policy: in its place once the training is committed, and only that of the attempt that won."""
 
 
 def load_policy(stage: Stage, data: IterationBatch) -> tuple[Trainer, float | None]:
@@ -64,18 +67,15 @@ def load_policy(stage: Stage, data: IterationBatch) -> tuple[Trainer, float | No
 
 
 def save_policy(stage: Stage, trainer: Trainer, data: IterationBatch) -> SavedPolicy:
-    """Save the next version's checkpoint. Where processes may outlive their stage, the optimizer's part follows."""
+    """Write the next version's checkpoint. Where processes may outlive their stage, the optimizer's part follows."""
     version = stage.plan.trained_version
     background = stage.config.checkpoint.async_save
     pending = checkpoint.save(trainer, stage.run.checkpoints_path, version, background=background)
     content = parameter_digest(trainer)
     probes = probe(trainer, choose_probes(data))
-    pending.wait_for_weights(content)
-    if background and os.environ.get(BACKGROUND_VARIABLE) and torch.distributed.get_world_size() == 1:
-        defer(pending.wait)
-    else:
-        pending.wait()
-    return SavedPolicy(version=version, content=content, probes=probes)
+    follows = background and os.environ.get(BACKGROUND_VARIABLE) and torch.distributed.get_world_size() == 1
+    pending.prepare(content, whole=not follows)
+    return SavedPolicy(version=version, content=content, probes=probes, checkpoint=pending)
 
 
 def trainer_settings(config: Config) -> TrainerSettings:

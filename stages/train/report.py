@@ -13,7 +13,7 @@ from slime_stages.content import content_digest
 from slime_stages.plan import Plan
 from slime_stages.schema import TRAIN
 from slime_stages.shards import ShardWriter
-from slime_stages.stage import Stage, append_metrics
+from slime_stages.stage import Stage, append_metrics, defer
 from slime_stages.weights.partial import discard_partial, partial_folder
 from stages.train.algorithm.metrics import zero_std_counts
 from stages.train.batch import IterationBatch
@@ -26,7 +26,8 @@ TRAILING = "trailing"
 def commit_training(
     stage: Stage, data: IterationBatch, steps: Steps, saved: SavedPolicy, sampler_gap: float | None
 ) -> Path:
-    """Write `samples.parquet` and commit, on the first rank; the others return when it has."""
+    """Write `samples.parquet` and commit it with the checkpoint, on the first rank; the others return when it has."""
+    checkpoint = saved.checkpoint
     if torch.distributed.get_rank() == 0:
         reasons = drop_reasons(data, steps)
         metrics = training_metrics(data, steps) | staleness_metrics(stage.plan, sampler_gap)
@@ -37,6 +38,7 @@ def commit_training(
             stage.commit(
                 data=temporary,
                 name="samples.parquet",
+                folders={checkpoint.target: checkpoint.prepare(whole=False)},
                 rows=data.sample_count,
                 tokens=int(data.batch.total_lengths.sum()),
                 content=saved.content,
@@ -48,6 +50,12 @@ def commit_training(
                     "samples_content": content_digest(temporary, TRAIN),
                 },
             )
+        if not checkpoint.is_in_place():
+            checkpoint.abandon()
+        elif checkpoint.is_whole:
+            checkpoint.finish()
+        else:
+            defer(checkpoint.finish)
         discard_partial(partial_folder(stage.run, stage.plan.iteration))
     torch.distributed.barrier()
     return stage.manifest_path

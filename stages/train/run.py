@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from slime_stages.claims import end_claimed
 from slime_stages.commit import remove_leftovers
 from slime_stages.drain import listening
 from slime_stages.lineage import shard_manifest_path, train_inputs
@@ -57,6 +58,7 @@ def prepare(call: StageCall) -> Stage | None:
     stage = worker_stage(call)
     check_process_count(stage.config.train)
     remove_old_folders(stage.manifest_path.parent)
+    end_claimed(stage.manifest_path)  # before its folder goes as a dead attempt's
     remove_dead_folders(stage.run.checkpoints_path)
     remove_leftovers(stage.run.checkpoints_path)
     if stage.manifest_path.exists():

@@ -1,7 +1,8 @@
 """Stage calls in children of one preloaded process, each watched, and killed at a given point if asked to.
 
 What changes files in the run folder, and every unit of work that is reported done, is an event. An undisturbed child
-tells its events; another one is killed at the n-th. The process adopts orphans, so that none goes unseen.
+tells its events; another one is killed at the n-th, or stopped there until those that start after it have ended. The
+process adopts orphans, so that none goes unseen.
 
 Run as `python -m tests.e2e.forker ANSWERS PARENT`; tests talk to it through `Forker` of `stage_calls.py`.
 """
@@ -41,10 +42,19 @@ def main() -> None:
 def run_together(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Fork a child for each job, all at once; how each ended, with its events and who outlived it."""
     with tempfile.TemporaryDirectory() as folder:
-        started = [start(job, Path(folder) / str(number)) for number, job in enumerate(jobs)]
-        outcomes = [finish(child, reader, Path(folder) / str(number)) for number, (child, reader) in enumerate(started)]
+        records = [Path(folder) / str(number) for number in range(len(jobs))]
+        started = [start(job, record) for job, record in zip(jobs, records, strict=True)]
+        outcomes = {}
+        for number in sorted(range(len(jobs)), key=lambda number: (is_stopped(jobs[number]), -number)):
+            child, reader = started[number]
+            os.kill(child, signal.SIGCONT)
+            outcomes[number] = finish(child, reader, records[number])
         survivors = await_orphans()
-    return [{**outcome, "survivors": survivors} for outcome in outcomes]
+    return [{**outcomes[number], "survivors": survivors} for number in range(len(jobs))]
+
+
+def is_stopped(job: dict[str, Any]) -> bool:
+    return bool(job["kill"]) and job["kill"]["mode"] == "stopped"
 
 
 def start(job: dict[str, Any], record: Path) -> tuple[int, int]:
@@ -58,6 +68,8 @@ def start(job: dict[str, Any], record: Path) -> tuple[int, int]:
         finally:
             os._exit(99)
     os.close(writer)
+    if is_stopped(job):
+        os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     return child, reader
 
 
@@ -160,6 +172,8 @@ class Watch:
             os.truncate(resolved(path, None), os.path.getsize(resolved(path, None)) // 2)
         if self._is_here("torn") or self._is_here("before"):
             os.kill(process, signal.SIGKILL)
+        if self._is_here("stopped"):
+            os.kill(process, signal.SIGSTOP)
 
     def _role(self) -> str:
         return "stage" if os.getpid() == self._stage else "fork"

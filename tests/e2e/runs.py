@@ -57,10 +57,7 @@ def new_run(folder: Path, model: Path, prompts: Path, *, engine: Engine | None, 
 
 
 def at_version_0(engine: Engine) -> Engine:
-    """The engine with the weights that it began with.
-
-    It takes a version's number for its weights, which in another run are others: tests must not pass it on as it is.
-    """
+    """The engine with the weights that it began with, under the name that it began with."""
     engine.update_weights(engine.model, "0")
     return engine
 

@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,10 +41,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class KillPoint:
-    """Where to kill: before the call takes effect, after it, or with half of what was written on the disk."""
+    """Where to kill: before the call takes effect, after it, or with half of what was written on the disk.
+
+    Or where to stop, before the call takes effect, until all attempts that began later have ended.
+    """
 
     event: Event
     mode: str
+    """before, after, torn or stopped."""
 
     def __str__(self) -> str:
         return f"{self.mode} {self.event}"
@@ -75,16 +81,20 @@ class Forker:
 
     def run(self, call: StageCall, kill: KillPoint | None = None, *, background: bool = True) -> Outcome:
         """`background`: the stage may end while a fork of it is still writing, as in the local loop."""
-        return self.run_together([call], kill, background=background)[0]
+        return self.run_together([call], [kill], background=background)[0]
 
     def run_together(
-        self, calls: list[StageCall], kill: KillPoint | None = None, *, background: bool = True
+        self, calls: list[StageCall], kills: Sequence[KillPoint | None] = (), *, background: bool = True
     ) -> list[Outcome]:
-        """Run calls at the same time, each in a child of its own."""
+        """Run calls at the same time, each in a child of its own. `kills` are for the first of them."""
         environment = {BACKGROUND_VARIABLE: "1"} if background else {}
-        common = {"kill": kill and kill.to_dict(), "environment": environment, "log": str(self.log)}
+        common = {"environment": environment, "log": str(self.log)}
+        jobs = [
+            {**common, "call": call.to_json(), "kill": kill and kill.to_dict()}
+            for call, kill in zip_longest(calls, kills)
+        ]
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([{**common, "call": call.to_json()} for call in calls]).encode() + b"\n")
+        self._process.stdin.write(json.dumps(jobs).encode() + b"\n")
         self._process.stdin.flush()
         answer = self._answers.readline()
         assert answer, f"the forker ended with {self._process.wait()}; see {self.log}"

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from slime_stages.claims import commit
 from slime_stages.commit import (
-    commit,
     create_file,
     fsync_path,
     remove_leftovers,
@@ -109,7 +109,7 @@ def test_data_is_durable_before_its_name_and_its_name_before_the_manifest(
         temporary.write_bytes(b"data")
     calls = recorded(monkeypatch, tmp_path)
 
-    assert commit(tmp_path / "shard.parquet", temporary, tmp_path / "shard.json", b"{}")
+    assert commit({tmp_path / "shard.parquet": temporary}, tmp_path / "shard.json", b"{}")
 
     assert calls == [
         "fsync data",
@@ -172,6 +172,17 @@ def test_leftovers_of_dead_processes_go_and_those_of_living_and_other_ones_stay(
     remove_leftovers(tmp_path)
 
     assert names(tmp_path) == sorted([alive, elsewhere, ".tmp-notes", "shard.parquet"])
+
+
+def test_leftovers_of_another_machine_go_after_a_day(tmp_path: Path) -> None:
+    for age_seconds, name in ((86_000, "young"), (87_000, "old")):
+        path = tmp_path / f".tmp-elsewhere-7-00000000000000ff-{name}.part"
+        path.touch()
+        os.utime(path, (time.time() - age_seconds,) * 2)
+
+    remove_leftovers(tmp_path)
+
+    assert names(tmp_path) == [".tmp-elsewhere-7-00000000000000ff-young.part"]
 
 
 def test_temporary_names_tell_their_owner_and_never_repeat(tmp_path: Path) -> None:

@@ -142,6 +142,12 @@ class Writer:
             self._process.join()
         return self._outcomes[part]
 
+    def stop(self) -> None:
+        """End the process that writes, if there is one: nobody needs what it still would write."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+
 
 def write_parts(plan: Plan, report: Report) -> None:
     """Write and fsync all files of each part, then report it; after a failure all that follows fails too."""

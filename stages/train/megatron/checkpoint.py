@@ -1,18 +1,20 @@
 """Save and load Megatron torch_dist checkpoints: weights, optimiser, schedule, random generators, iteration.
 
-A save is in three steps, each by rename, so that a kill at any moment leaves nothing half written under a real name:
+A save is in steps, each by rename, so that a kill at any moment leaves nothing half written under a real name:
 
-1. all ranks write the model's weights into a temporary folder, which becomes `iter_0000013`: a whole torch_dist
-   checkpoint of the model, from which other stages may go on;
-2. the optimiser's files join it and its metadata is replaced: an ordinary Megatron checkpoint;
-3. `checkpoint.json` says that it is complete, then the tracker names it.
+1. all ranks write the model's weights into a temporary folder: a whole torch_dist checkpoint of the model, from which
+   other stages may go on;
+2. the optimiser's files join it and its metadata is replaced: an ordinary Megatron checkpoint; `checkpoint.json` says
+   that it is complete;
+3. the folder becomes `iter_0000013`, by the commit of the attempt, before or after step 2, and the tracker names it.
 
-A folder that stopped before step 3 is not resumed from, and the next save of that iteration replaces it.
+Of attempts that race, one has its folder there: the others delete theirs. Step 2 goes by the folder's descriptor, so
+it reaches that very folder wherever it lies, never another attempt's. A folder that stopped before step 2 is not
+resumed from, and the next save of that iteration replaces it.
 """
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,36 +23,14 @@ import torch.distributed
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 
-from slime_stages.commit import fsync_path
-from slime_stages.digest import digest_file
-from slime_stages.errors import InternalError, SlimeStagesError
-from slime_stages.weights.checkpoints import (
-    METADATA,
-    MODEL,
-    OPTIMIZER,
-    CheckpointRecord,
-    iteration_folder,
-    read_record,
-    verify_checkpoint,
-    write_record,
-    write_tracker,
-)
-from slime_stages.weights.folders import fsync_folder, new_temporary_folder, remove_dead_folders, replace_folder
-from stages.train.megatron.async_writer import (
-    PARTS,
-    Plan,
-    PlanningStrategy,
-    Writer,
-    WrittenFile,
-    split_buckets,
-    write_metadata,
-)
+from slime_stages.errors import SlimeStagesError
+from slime_stages.weights.checkpoints import MODEL, OPTIMIZER, iteration_folder, read_record, verify_checkpoint
+from slime_stages.weights.folders import new_temporary_folder, remove_dead_folders
+from stages.train.megatron.async_writer import PARTS, Plan, PlanningStrategy, split_buckets
 from stages.train.megatron.optimizer_state import load_optimizer_state, sharded_optimizer_state
+from stages.train.megatron.pending_save import PendingSave, parallel_layout
 from stages.train.megatron.rng_state import KEY as RNG
 from stages.train.megatron.rng_state import restore_rng_state, sharded_rng_state
-
-COMMON_FILES = ["common.pt", "metadata.json"]
-"""Megatron's own, beside the data: what is no tensor, and the format."""
 
 SCHEDULE = "opt_param_scheduler"
 """Megatron's own key."""
@@ -68,8 +48,8 @@ class Trainable(Protocol):
 
 
 def save(trainer: Trainable, folder: Path, iteration: int, *, background: bool) -> PendingSave:
-    """Start to save; all ranks must call it, then `wait`. In the background a forked process of each rank writes the
-    state as it is now, while the caller may go on training."""
+    """Start to save; all ranks must call it, then `prepare` or `wait`. In the background a forked process of each rank
+    writes the state as it is now, while the caller may go on training."""
     target = iteration_folder(folder, iteration)
     folders = _temporary_folders(target)
     strategy = PlanningStrategy()
@@ -78,91 +58,6 @@ def save(trainer: Trainable, folder: Path, iteration: int, *, background: bool) 
     )
     plan = Plan(buckets=split_buckets(request), folders=folders, transforms=strategy.writer.transforms)
     return PendingSave(target, iteration, strategy, plan, background=background)
-
-
-class PendingSave:
-    """A save on its way to the disk. Its methods are collective: all ranks call them, in the same order."""
-
-    def __init__(
-        self, target: Path, iteration: int, strategy: PlanningStrategy, plan: Plan, *, background: bool
-    ) -> None:
-        self._target = target
-        self._iteration = iteration
-        self._strategy = strategy
-        self._folders = plan.folders
-        self._committed: list[str] = []
-        self._written: list[WrittenFile] = []
-        self._content = ""
-        self._writer = Writer(plan, background=background)
-
-    def wait_for_weights(self, content: str = "") -> Path:
-        """Return the checkpoint's folder once the model's weights can be read from it; `content` is their digest."""
-        self._content = self._content or content
-        if MODEL not in self._committed:
-            self._finish_part(MODEL)
-        return self._target
-
-    def wait(self) -> Path:
-        """Return the checkpoint's folder once it is complete and named by the tracker."""
-        self.wait_for_weights()
-        if OPTIMIZER not in self._committed:
-            self._finish_part(OPTIMIZER)
-        return self._target
-
-    def _finish_part(self, part: str) -> None:
-        outcome = self._writer.outcome(part)
-        gathered: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(gathered, outcome)
-        errors = [each for each in gathered if isinstance(each, Exception)]
-        if errors:
-            self._abandon()
-            raise _worst(errors)
-        if torch.distributed.get_rank() == 0:
-            self._written += [file for files in gathered for file in files]
-            results = [result for file in self._written for result in file.results]
-            write_metadata(self._folders[part], self._strategy, results)
-            (self._commit_model if part == MODEL else self._commit_optimizer)()
-        self._committed.append(part)
-        torch.distributed.barrier()
-
-    def _commit_model(self) -> None:
-        config = dist_checkpointing.core.CheckpointingConfig("torch_dist", 1)
-        dist_checkpointing.core.save_config(config, str(self._folders[MODEL]))
-        write_record(self._folders[MODEL], self._record([MODEL]))
-        fsync_folder(self._folders[MODEL], already_durable=[file.name for file in self._written])
-        replace_folder(self._folders[MODEL], self._target)
-
-    def _commit_optimizer(self) -> None:
-        folder = self._folders[OPTIMIZER]
-        record = self._record([MODEL, OPTIMIZER])
-        for path in sorted(folder.glob("*.distcp")):
-            path.rename(self._target / path.name)
-        (folder / METADATA).replace(self._target / METADATA)
-        fsync_path(self._target)
-        write_tracker(self._target.parent, self._iteration)
-        write_record(self._target, record)
-        folder.rmdir()
-
-    def _record(self, parts: list[str]) -> CheckpointRecord:
-        """Of what lies in the parts' folders; `.metadata` is named once it is not going to be replaced any more."""
-        places = [self._folders[OPTIMIZER], self._folders[MODEL], self._target]
-        digests = {file.name: file.digest for file in self._written}
-        names = [*digests, *COMMON_FILES, *([METADATA] if OPTIMIZER in parts else [])]
-        paths = {name: next(place / name for place in places if (place / name).exists()) for name in sorted(names)}
-        return CheckpointRecord(
-            iteration=self._iteration,
-            parts=parts,
-            layout=parallel_layout(),
-            file_bytes={name: path.stat().st_size for name, path in paths.items()},
-            digests={name: digests.get(name) or digest_file(path) for name, path in paths.items()},
-            content=self._content,
-        )
-
-    def _abandon(self) -> None:
-        torch.distributed.barrier()
-        if torch.distributed.get_rank() == 0:
-            for path in self._folders.values():
-                shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,17 +107,6 @@ def _verify(checkpoint: Path, part: str) -> None:
     torch.distributed.all_gather_object(gathered, problem)
     if found := next((each for each in gathered if each is not None), None):
         raise found
-
-
-def parallel_layout() -> dict[str, int]:
-    """Sizes of the parallel groups of this process."""
-    return {
-        "tensor": parallel_state.get_tensor_model_parallel_world_size(),
-        "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
-        "context": parallel_state.get_context_parallel_world_size(),
-        "expert": parallel_state.get_expert_model_parallel_world_size(),
-        "data": parallel_state.get_data_parallel_world_size(),
-    }
 
 
 def _load_schedule(scheduler: Any, state: dict[str, Any]) -> None:
@@ -280,8 +164,3 @@ def _parallel(strategy: PlanningStrategy) -> Any:
     if group.size() == 1:
         return strategy
     return FullyParallelSaveStrategyWrapper(strategy, group)
-
-
-def _worst(errors: list[Exception]) -> Exception:
-    known = [error for error in errors if isinstance(error, SlimeStagesError)]
-    return known[0] if known else InternalError(f"cannot write the checkpoint: {errors[0]!r}")

@@ -14,6 +14,7 @@ from tests.fixtures.tiny_model import VOCABULARY_SIZE
 @pytest.fixture(scope="session")
 def engine(tiny_engine: Engine) -> Engine:
     """Serves the tiny model as version 0."""
+    tiny_engine.update_weights(tiny_engine.model, "0")
     return tiny_engine
 
 

@@ -10,6 +10,7 @@ from slime_stages.weights.checkpoints import (
     MODEL,
     OPTIMIZER,
     CheckpointRecord,
+    advance_tracker,
     check_checkpoint,
     has_weights,
     is_complete,
@@ -64,6 +65,18 @@ def test_the_latest_iteration_is_the_trackers_if_that_is_complete(tmp_path: Path
     assert latest_iteration(tmp_path) == 2
     write_tracker(tmp_path, 4)
     assert latest_iteration(tmp_path) == 3
+
+
+def test_the_tracker_goes_on_to_an_iteration_that_is_about_to_be_complete_but_not_back(tmp_path: Path) -> None:
+    advance_tracker(tmp_path, 1)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "1"
+    make_checkpoint(tmp_path, 2, MODEL, OPTIMIZER)
+    write_tracker(tmp_path, 2)
+
+    advance_tracker(tmp_path, 1)
+    assert latest_iteration(tmp_path) == 2
+    advance_tracker(tmp_path, 3)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "3"
 
 
 def test_pruning_counts_complete_checkpoints_and_removes_incomplete_ones_older_than_the_newest(tmp_path: Path) -> None:

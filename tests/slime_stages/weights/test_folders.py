@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,8 @@ def test_a_removed_folder_leaves_nothing(tmp_path: Path) -> None:
 def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
     abandon(tmp_path / "iter_0000004.optimizer")
     own = new_temporary_folder(tmp_path / "iter_0000005")
+    [dead] = [path for path in tmp_path.iterdir() if path != own]
+    shutil.copytree(dead, dead.with_name(f"{dead.name.rpartition('-')[0]}-{dead.name}"))  # it died in deleting one
 
     remove_dead_folders(tmp_path)
 

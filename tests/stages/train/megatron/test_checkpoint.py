@@ -202,6 +202,39 @@ def test_a_checkpoint_is_replaced_by_a_later_save_of_its_iteration(model: Path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000001", "latest_checkpointed_iteration.txt"]
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_the_optimizer_of_a_save_that_was_replaced_meanwhile_does_not_join_the_other_one(
+    model: Path, tmp_path: Path, background: bool
+) -> None:
+    trainer = new_trainer(model, SETTINGS)
+    replaced = checkpoint.save(trainer, tmp_path, 1, background=background)
+    replaced.wait_for_weights("replaced")
+    train(trainer, range(1))
+    checkpoint.save(trainer, tmp_path, 1, background=background).wait()
+
+    replaced.wait()
+
+    fresh = new_trainer(model, SETTINGS)
+    checkpoint.load(fresh, tmp_path, 1)
+    assert_equal(parameters(fresh), parameters(trainer))
+    assert read_record(tmp_path / "iter_0000001").content == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000001", "latest_checkpointed_iteration.txt"]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_save_that_is_given_up_leaves_nothing(model: Path, tmp_path: Path, whole: bool) -> None:
+    trainer = new_trainer(model, SETTINGS)
+    checkpoint.save(trainer, tmp_path, 1, background=False).wait()
+    pending = checkpoint.save(trainer, tmp_path, 1, background=True)
+    pending.prepare("lost", whole=whole)
+
+    assert not pending.is_in_place()
+    pending.abandon()
+
+    assert read_record(tmp_path / "iter_0000001").content == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000001", "latest_checkpointed_iteration.txt"]
+
+
 def test_the_learning_rate_of_the_config_in_force_counts(model: Path, tmp_path: Path) -> None:
     trainer = new_trainer(model, SETTINGS)
     train(trainer, range(2))
