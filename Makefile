@@ -58,6 +58,8 @@ bench: $(READY) ## print what the benchmarks claim
 	@$(BIN)/python benchmarks/shards.py
 	@$(BIN)/python -m examples.quickstart.prepare
 	@$(BIN)/python benchmarks/iteration.py
+	@$(BIN)/python benchmarks/status.py
+	@$(BIN)/python -m benchmarks.chain
 
 install: $(READY) ## build .venv
 

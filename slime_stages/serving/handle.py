@@ -40,7 +40,10 @@ class EngineHandle:
         return dict(self._call("GET", "/server_info"))
 
     def update_weights(self, path: Path, version: str, *, timeout_seconds: float = 1800.0) -> None:
-        """Load the Hugging Face folder `path` as `version` and verify it; on refusal the old weights stay in place."""
+        """Load the Hugging Face folder `path` as `version` and verify it; on refusal the old weights stay in place.
+
+        Every prefix that was computed with the old ones is forgotten. Requests that run are waited for.
+        """
         body = {"model_path": str(path), "weight_version": version, "flush_cache": True}
         self._call("POST", "/update_weights_from_disk", body, timeout_seconds=timeout_seconds)
         if (found := self.version()) != version:
@@ -48,7 +51,6 @@ class EngineHandle:
                 f"{self.url} answers weight version {found} after loading {version} from {path}",
                 hint="restart the engine: its weights are of unknown version",
             )
-        self.flush_cache()
 
     def flush_cache(self) -> None:
         """Forget every prefix: none of them was computed with the weights of now."""

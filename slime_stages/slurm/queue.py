@@ -42,7 +42,8 @@ class Queue:
     """False if accounting was needed and is off or away: forgotten jobs then stay unknown."""
 
     def get(self, task_id: str) -> JobInfo | None:
-        return self.jobs.get(task_id)
+        """A task, or the array that it is of, where SLURM lists that as a whole: one cancelled before it began."""
+        return self.jobs.get(task_id) or self.jobs.get(base_of(task_id))
 
     def live(self) -> list[JobInfo]:
         return [job for job in self.jobs.values() if job.is_live]

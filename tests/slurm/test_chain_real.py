@@ -92,7 +92,9 @@ def test_the_same_failure_twice_stops_the_chain_with_advice(chain: ChainRun) -> 
 def test_a_cancelled_task_stops_the_chain_and_iter_goes_on(chain: ChainRun) -> None:
     chain.plant(0, 3, "sleep 600")
     chain.iter(1)
-    chain.cluster.run("scancel", chain.running("rollout", 0, 1))
+    task = chain.running("rollout", 0, 1)
+    chain.until(lambda: journalled(chain) == 1, "a finished group")
+    chain.cluster.run("scancel", task)
 
     state = chain.wait(1)
     assert state.stopped is not None
@@ -107,6 +109,7 @@ def test_a_node_that_dies_is_survived(chain: ChainRun) -> None:
     chain.plant(0, 3, "sleep 600")
     chain.iter(1)
     task = chain.running("rollout", 0, 1)
+    chain.until(lambda: journalled(chain) == 1, "a finished group")
     node = chain.cluster.run("squeue", "-h", "-j", task, "-o", "%N")
     chain.cluster.kill_node(node)
 

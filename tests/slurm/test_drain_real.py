@@ -11,6 +11,8 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import submit, wait_for, wait_for_state
 
+pytestmark = pytest.mark.slurm
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import os, sys, time

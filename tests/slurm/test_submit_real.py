@@ -30,6 +30,8 @@ from tests.fakes.rollouts import fake_rollout
 from tests.slime_stages.slurm.reward_run import make_reward_run
 from tests.slurm.cluster import Cluster
 
+pytestmark = pytest.mark.slurm
+
 ROOT = Path(__file__).parents[2]
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL")
 

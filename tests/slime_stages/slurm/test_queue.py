@@ -9,7 +9,7 @@ import pytest
 from slime_stages.slurm import commands
 from slime_stages.slurm.listing import SACCT_COLUMNS, SEPARATOR, SQUEUE_COLUMNS, expand_tasks, parse_sacct, parse_squeue
 from slime_stages.slurm.nodes import expand_nodes
-from slime_stages.slurm.queue import SchedulerDown, query, sacct_command, scheduler_limits, squeue_command
+from slime_stages.slurm.queue import Queue, SchedulerDown, query, sacct_command, scheduler_limits, squeue_command
 
 SQUEUE = """\
 16|CANCELLED|0|0|1796003384|1796003384|1796003384||DependencyNeverSatisfied
@@ -137,6 +137,13 @@ def test_a_cancelled_job_is_so_whoever_cancelled_it_and_however_short_the_column
 
     assert parse_sacct(line)["1"].state == "CANCELLED"
     assert parse_sacct(sacct_text())["12"].state == "CANCELLED"
+
+
+def test_the_tasks_of_an_array_that_was_cancelled_before_it_began_are_found_under_the_arrays_id() -> None:
+    queue = Queue(parse_squeue(squeue_text("16", "7_0")))
+
+    assert queue.get("16_1") == queue.get("16")
+    assert queue.get("7_5") is None
 
 
 def test_of_a_requeued_job_the_latest_run_counts_and_earlier_ones_name_failed_nodes() -> None:
