@@ -16,6 +16,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from slime_stages.commit import (
     create_file,
     discard_folder,
     fsync_path,
-    has_inode,
     is_listed,
     temporary_folder_name,
 )
@@ -41,8 +41,9 @@ def commit(outputs: Mapping[Path, Path], manifest: Path, manifest_data: bytes) -
     outputs are gone, if another attempt won, having ended its commit if it was killed within.
     """
     for temporary in outputs.values():
+        os.utime(temporary, ns=(time.time_ns(), time.time_ns()))
         fsync_path(temporary)
-    found = {place: (temporary, temporary.stat().st_ino) for place, temporary in outputs.items()}
+    found = {place: (temporary, _identity(temporary)) for place, temporary in outputs.items()}
     own = _Claim(outputs=found, manifest_data=manifest_data).to_bytes(manifest.parent)
     _end(manifest, own)
     for temporary in outputs.values():
@@ -50,8 +51,8 @@ def commit(outputs: Mapping[Path, Path], manifest: Path, manifest_data: bytes) -
             discard_folder(temporary)
         elif temporary.exists():
             temporary.unlink()
-    place, (_, inode) = next(iter(found.items()))
-    return has_inode(place, inode)
+    place, (_, identity) = next(iter(found.items()))
+    return _identity(place) == identity
 
 
 def end_claimed(manifest: Path) -> None:
@@ -88,15 +89,15 @@ def _end(manifest: Path, own: bytes | None) -> None:
 class _Claim:
     """Which outputs are committed, and how."""
 
-    outputs: dict[Path, tuple[Path, int]]
-    """By their places: temporary name and inode, by which the output is recognised under either name."""
+    outputs: dict[Path, tuple[Path, str]]
+    """By their places: temporary name, and identity, by which the output is recognised under either name."""
 
     manifest_data: bytes
 
     def to_bytes(self, folder: Path) -> bytes:
         rows = [
-            (os.path.relpath(place, folder), os.path.relpath(temporary, folder), inode)
-            for place, (temporary, inode) in self.outputs.items()
+            (os.path.relpath(place, folder), os.path.relpath(temporary, folder), identity)
+            for place, (temporary, identity) in self.outputs.items()
         ]
         return json.dumps(rows).encode() + b"\n" + self.manifest_data
 
@@ -106,26 +107,27 @@ class _Claim:
         line, _, manifest_data = content.partition(b"\n")
         try:
             rows = json.loads(line)
-            outputs = {_join(folder, place): (_join(folder, temporary), int(inode)) for place, temporary, inode in rows}
+            outputs = {_join(folder, place): (_join(folder, name), str(identity)) for place, name, identity in rows}
         except (ValueError, TypeError):
             return None
         return cls(outputs=outputs, manifest_data=manifest_data)
 
     def put_in_place(self) -> bool:
         """Rename every output to its place, which others may be doing too; False if one is gone."""
-        if not all(_put_in_place(temporary, place, inode) for place, (temporary, inode) in self.outputs.items()):
-            return False
+        for place, (temporary, identity) in self.outputs.items():
+            if not _put_in_place(temporary, place, identity):
+                return False
         for folder in {place.parent: None for place in self.outputs}:
             fsync_path(folder)
         return True
 
 
-def _put_in_place(temporary: Path, place: Path, inode: int) -> bool:
+def _put_in_place(temporary: Path, place: Path, identity: str) -> bool:
     while True:
         try:
             temporary.rename(place)
         except FileNotFoundError:
-            return is_listed(place) and has_inode(place, inode)
+            return is_listed(place) and _identity(place) == identity
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -153,6 +155,15 @@ def _empty(place: Path, temporary: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
         finally:
             os.close(folder)
+
+
+def _identity(path: Path) -> str:
+    """Of a finished output, whatever its name; empty if there is none. The inode of a deleted one is soon another's."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return ""
+    return f"{found.st_ino}-{found.st_mtime_ns}"
 
 
 def _claim_path(manifest: Path, number: int) -> Path:

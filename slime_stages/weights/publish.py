@@ -6,12 +6,11 @@ Needs no torch. Version 0 is made of links into the model folder that the run be
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from slime_stages.commit import fsync_path
+from slime_stages.commit import discard_folder, fsync_path
 from slime_stages.digest import digest_file
 from slime_stages.errors import DataError, MissingInputError
 from slime_stages.weights.folders import (
@@ -55,7 +54,7 @@ def unpublished_folder(target: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        discard_folder(folder)
 
 
 def finish_folder(folder: Path, version: int, *, digests: Mapping[str, str] | None = None) -> WeightsRecord:

@@ -71,10 +71,10 @@ def leave_stale(run: Path) -> None:
         (place / name).write_text("stale")
 
 
-def leave_void_claim(run: Path) -> None:
+def leave_void_claim(run: Path, identity: str = "1-1") -> None:
     """What a killed attempt leaves if its temporary files are deleted before the next one ends its commit."""
-    (run / "train").mkdir()
-    gone = [["samples.parquet", ".tmp-gone-1-0000000000000000-samples.parquet.part", 1]]
+    (run / "train").mkdir(exist_ok=True)
+    gone = [["samples.parquet", ".tmp-gone-1-0000000000000000-samples.parquet.part", identity]]
     (run / "train" / ".claim-manifest.json").write_text(json.dumps(gone) + "\ndead")
 
 
@@ -189,6 +189,17 @@ def test_outputs_and_manifest_are_one_attempts_and_a_loser_leaves_nothing(runs: 
 
     assert committed(run) == "first"
     assert_nothing_else(run)
+
+
+def test_a_claim_whose_output_was_deleted_is_void_though_another_has_its_inode_by_now(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "samples.parquet").write_text("another's")
+    leave_void_claim(tmp_path, f"{(tmp_path / 'train' / 'samples.parquet').stat().st_ino}-1")
+
+    assert publish(tmp_path, "next")
+
+    assert committed(tmp_path) == "next"
+    assert_nothing_else(tmp_path)
 
 
 def test_an_attempt_that_stops_anywhere_while_another_commits_loses_or_wins_whole(runs: Runs) -> None:

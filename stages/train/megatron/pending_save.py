@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed
 from megatron.core import dist_checkpointing, parallel_state
 
-from slime_stages.commit import has_inode, is_listed
+from slime_stages.commit import discard_folder, has_inode, is_listed
 from slime_stages.digest import digest_file
 from slime_stages.errors import InternalError, SlimeStagesError
 from slime_stages.weights.checkpoints import (
@@ -92,7 +92,7 @@ class PendingSave:
         """Stop and delete what was written, on this rank, which is the only one or whose others have finished."""
         self._writer.stop()
         for path in self._folders.values():
-            shutil.rmtree(path, ignore_errors=True)
+            discard_folder(path)
 
     def _finish_part(self, part: str) -> None:
         outcome = self._writer.outcome(part)
@@ -117,7 +117,7 @@ class PendingSave:
         self._measure(folder, written, COMMON_FILES)
         write_record(folder, self._record([MODEL]))
         fsync_folder(folder, already_durable=[file.name for file in written])
-        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # stays open: no other gets this inode
         self._inode = os.fstat(self._descriptor).st_ino
 
     def _finish_optimizer(self, written: list[WrittenFile]) -> None:
