@@ -138,7 +138,7 @@ def print_preview(console: Console, found: Preview, *, shown: int) -> None:
 
 
 def job_row(job: JobPreview) -> dict[str, str]:
-    from slime_stages.launch.job_graph import shard_ranges
+    from slime_stages.slurm.jobs import shard_ranges
 
     own, asked = job.job, job.resources
     return {

@@ -39,7 +39,7 @@ def failure_lines(tasks: Sequence[TaskFact]) -> list[str]:
 
 
 def _line(group: Sequence[TaskFact]) -> str:
-    from slime_stages.launch.job_graph import shard_ranges
+    from slime_stages.slurm.jobs import shard_ranges
 
     last = group[-1]
     shards = shard_ranges(task.shard for task in group)

@@ -6,7 +6,7 @@ sync(i-1-staleness) ─► rollout(i) ─► reward(i) ─► train(i) ─► sy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,15 +100,3 @@ def _frozen_plan(run: RunDir, iteration: int, split: str = "train") -> Plan | No
         return read_run_plan(run, iteration, split)
     except SlimeStagesError:
         return None
-
-
-def shard_ranges(shards: Iterable[int | None]) -> str:
-    """`0-3`, `0,2,5-7`; empty where there are none: for people, and for `sbatch --array`."""
-    numbers = sorted(shard for shard in shards if shard is not None)
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -60,9 +60,9 @@ class Attempt:
     @property
     def title(self) -> str:
         """For people: `rollout 12 [0-3]`, `train 12`."""
-        numbers = [shard for shard in self.shards if shard is not None]
+        shards = shard_ranges(self.shards)
         what = f"{self.stage} {self.iteration}" + ("" if self.split == "train" else f" {self.split}")
-        return f"{what} [{shard_ranges(numbers)}]" if numbers else what
+        return f"{what} [{shards}]" if shards else what
 
     def task_id(self, shard: int | None) -> str | None:
         """SLURM's id of the shard's task: `123`, or `123_4` in an array; None before submission."""
@@ -110,10 +110,10 @@ class TaskEnd:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def shard_ranges(numbers: Sequence[int]) -> str:
-    """`0-3`, `0,2,5-7`."""
+def shard_ranges(shards: Iterable[int | None]) -> str:
+    """`0-3`, `0,2,5-7`; empty for a stage without shards."""
     ranges: list[list[int]] = []
-    for number in sorted(numbers):
+    for number in sorted(shard for shard in shards if shard is not None):
         if ranges and number == ranges[-1][1] + 1:
             ranges[-1][1] = number
         else:
