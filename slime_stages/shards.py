@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,9 @@ class ShardWriter:
         table = build_table(self._schema, columns)
         self.rows += len(table)
         self._finish_pending()
-        self._pending = self._thread.submit(self._writer.write_table, table, row_group_size=ROWS_PER_GROUP)
+        begun = Event()
+        self._pending = self._thread.submit(self._encode, table, begun)
+        begun.wait()
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -75,6 +78,11 @@ class ShardWriter:
             self._thread.shutdown()
             with retryable_full_disk(self._path.parent):
                 self._writer.close()
+
+    def _encode(self, table: pa.Table, begun: Event) -> None:
+        """Runs in the thread. Who waits for `begun` lends it the interpreter: it would else get it 5 ms later."""
+        begun.set()
+        self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
 
     def _finish_pending(self) -> None:
         if self._pending is not None:
