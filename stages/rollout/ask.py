@@ -23,6 +23,7 @@ from slime_stages.prompts.order import prompt_at, sample_index, sampling_seed
 from slime_stages.prompts.table import PromptTable
 from slime_stages.sample import Sample, Status
 from slime_stages.sampling import sampling_of
+from slime_stages.serving.served import Served
 from slime_stages.slurm.limits import job_end_time
 from slime_stages.stage import Stage
 from stages.rollout.admission import Admission, Deadline
@@ -67,8 +68,8 @@ class Generation:
     """All groups of a shard, asked for as the engines have room and recorded as each is finished."""
 
     stage: Stage
-    urls: list[str]
-    """Addresses of the engines; samples of one session go to one of them."""
+    served: Served
+    """The engines; samples of one session go to one of them."""
     generate: GenerateFn | None
     """None: one call to the engine for each sample."""
     record: Callable[[list[Sample]], None]
@@ -105,7 +106,7 @@ class Generation:
         """A function that asks for a group: `ask(samples, answered)`."""
         rollout = self.stage.config.rollout
         args = self.stage.config.as_args()
-        args.sglang_router_ip, args.sglang_router_port = host_and_port(self.urls[0])
+        args.sglang_router_ip, args.sglang_router_port = host_and_port(self.served.urls[0])
         limit = asyncio.Semaphore(self._room)
         hooks = [load_function(path, like="hook(args, sample)") for path in rollout.rollout_sample_hook_path]
         decode = load_decoder(self._weights, skip_special_tokens=rollout.rollout_skip_special_tokens)
@@ -130,11 +131,11 @@ class Generation:
     @property
     def _room(self) -> int:
         """Samples that the engines take at a time."""
-        return self.stage.config.serving.sglang_server_concurrency * len(self.urls)
+        return self.stage.config.serving.sglang_server_concurrency * self.served.engine_count
 
     async def _is_served(self) -> bool:
         """Whether an engine still takes connections."""
-        for url in self.urls:
+        for url in self.served.urls:
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(CONNECT_SECONDS):
                     _, writer = await asyncio.open_connection(*host_and_port(url))
@@ -162,7 +163,7 @@ class Generation:
                         timeout_seconds=serving.request_timeout_seconds,
                     )
                 )
-                for url in self.urls
+                for url in self.served.urls
             ]
 
     async def _generated(self, generate: GenerateFn, args: Any, sample: Sample) -> list[Sample]:

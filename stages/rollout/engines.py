@@ -14,14 +14,15 @@ from slime_stages.serving.engine import Engine
 from slime_stages.serving.handle import EngineHandle
 from slime_stages.serving.options import engine_options
 from slime_stages.serving.registry import find_engines
+from slime_stages.serving.served import Served
 from slime_stages.stage import Stage, say
 from slime_stages.weights.publish import check_weights, verify_weights
 from slime_stages.weights.record import engine_label
 
 
 @contextmanager
-def ready_engines(stage: Stage) -> Iterator[list[str]]:
-    """Addresses of engines that have the policy version of the plan; what was started for it ends with the block."""
+def ready_engines(stage: Stage) -> Iterator[Served]:
+    """Engines that have the policy version of the plan; what was started for it ends with the block."""
     version = stage.plan.policy_version
     weights = stage.run.weights_path(version)
     check_weights(weights)
@@ -30,9 +31,9 @@ def ready_engines(stage: Stage) -> Iterator[list[str]]:
         handles = [EngineHandle(f"http://{address.removeprefix('http://')}") for address in addresses]
         for handle in handles:
             bring_to(handle, weights, version)
-        yield [handle.url for handle in handles]
+        yield Served(urls=tuple(handle.url for handle in handles), engine_count=len(handles))
     elif (warm := warm_engine(stage, weights, version)) is not None:
-        yield [warm.url]
+        yield Served(urls=(warm.url,), engine_count=1)
     else:
         verify_weights(weights)
         log = stage.run.log_path(f"engine-{stage.plan.iteration:06d}-{stage.call.shard or 0:05d}")
@@ -46,7 +47,7 @@ def ready_engines(stage: Stage) -> Iterator[list[str]]:
             )
             engine.start()
         with engine_stopped_after(engine):
-            yield [engine.url]
+            yield Served(urls=(engine.url,), engine_count=1)
 
 
 @contextmanager

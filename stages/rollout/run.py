@@ -75,9 +75,9 @@ def _finish_groups(stage: Stage, journal: Journal) -> list[list[Sample]]:
         generate = load_function(custom, like=GENERATE_SIGNATURE) if custom else None
         with ExitStack() as stack:
             with stage.timed("engine"):
-                urls = stack.enter_context(ready_engines(stage))
+                served = stack.enter_context(ready_engines(stage))
             with stage.timed("generate"):
-                generation = Generation(stage=stage, urls=urls, generate=generate, record=record)
+                generation = Generation(stage=stage, served=served, generate=generate, record=record)
                 for group in asyncio.run(generation.finish(new, already_done=len(groups))):
                     groups[group[0].group_index] = group
     return [groups[position] for position in range(shard.start, shard.stop)]

@@ -14,6 +14,7 @@ from slime_stages.launch.start_run import start_run
 from slime_stages.prompts.table import read_prompt_table
 from slime_stages.rundir import RunDir
 from slime_stages.sample import Sample, Status
+from slime_stages.serving.served import Served
 from slime_stages.stage import Stage, StageCall, read_config
 from stages.rollout.ask import Generation, new_group
 from tests.slime_stages.config.settings import resolved
@@ -80,7 +81,12 @@ def groups_of(stage: Stage) -> list[list[Sample]]:
 def finish(stage: Stage, generate: Any) -> tuple[list[list[Sample]], list[list[Sample]]]:
     """The groups as returned, and as recorded."""
     recorded: list[list[Sample]] = []
-    generation = Generation(stage=stage, urls=["http://127.0.0.1:9"], generate=generate, record=recorded.append)
+    generation = Generation(
+        stage=stage,
+        served=Served(urls=("http://127.0.0.1:9",), engine_count=1),
+        generate=generate,
+        record=recorded.append,
+    )
     return asyncio.run(generation.finish(groups_of(stage), already_done=0)), recorded
 
 

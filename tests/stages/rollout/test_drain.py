@@ -24,6 +24,7 @@ from slime_stages.launch.start_run import start_run
 from slime_stages.rundir import RunDir
 from slime_stages.sample import Sample, Status
 from slime_stages.sample_table import read_samples
+from slime_stages.serving.served import Served
 from slime_stages.slurm.requeue import progress_of
 from slime_stages.stage import Stage, StageCall
 from stages.rollout import admission
@@ -311,9 +312,9 @@ def call(tiny_model: Path, tiny_prompts: Path, tmp_path: Path, monkeypatch: pyte
     ensure_plan(run, 0)
 
     @contextmanager
-    def no_engine(stage: Stage) -> Iterator[list[str]]:
+    def no_engine(stage: Stage) -> Iterator[Served]:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            yield [f"http://127.0.0.1:{server.getsockname()[1]}"]
+            yield Served(urls=(f"http://127.0.0.1:{server.getsockname()[1]}",), engine_count=1)
 
     monkeypatch.setattr("stages.rollout.run.ready_engines", no_engine)
     ASKED.clear()
