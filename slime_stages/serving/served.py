@@ -15,5 +15,8 @@ class Served:
     engine_count: int
     """Engines behind them: each takes `sglang_server_concurrency` samples at a time."""
 
+    engine_urls: tuple[str, ...] = ()
+    """Addresses of the engines themselves, as far as known: an abort goes to each of them, never through a router."""
+
     model_urls: dict[str, str] = field(default_factory=dict)
     """Name in `sglang_config` → address of that model's router or engine; empty where there is one model."""

@@ -31,9 +31,10 @@ def ready_engines(stage: Stage) -> Iterator[Served]:
         handles = [EngineHandle(f"http://{address.removeprefix('http://')}") for address in addresses]
         for handle in handles:
             bring_to(handle, weights, version)
-        yield Served(urls=tuple(handle.url for handle in handles), engine_count=len(handles))
+        urls = tuple(handle.url for handle in handles)
+        yield Served(urls=urls, engine_count=len(urls), engine_urls=urls)
     elif (warm := warm_engine(stage, weights, version)) is not None:
-        yield Served(urls=(warm.url,), engine_count=1)
+        yield Served(urls=(warm.url,), engine_count=1, engine_urls=(warm.url,))
     else:
         verify_weights(weights)
         log = stage.run.log_path(f"engine-{stage.plan.iteration:06d}-{stage.call.shard or 0:05d}")
@@ -47,7 +48,7 @@ def ready_engines(stage: Stage) -> Iterator[Served]:
             )
             engine.start()
         with engine_stopped_after(engine):
-            yield Served(urls=(engine.url,), engine_count=1)
+            yield Served(urls=(engine.url,), engine_count=1, engine_urls=(engine.url,))
 
 
 @contextmanager
