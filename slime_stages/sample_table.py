@@ -18,7 +18,7 @@ from slime_stages.sample import FIELD_NAMES, Sample, Status
 from slime_stages.schema import ROLLOUT
 from slime_stages.shards import ShardWriter, build_table, flat_lists, read_shard
 
-ROWS_PER_WRITE = 256
+ROWS_PER_WRITE = 512
 NUMBERS_PER_WRITE = 1 << 27
 """Bounds the memory of a write; one list column cannot hold more than 2³¹ numbers at a time."""
 _PLAIN = (

@@ -22,7 +22,7 @@ from slime_stages.commit import retryable_full_disk
 from slime_stages.errors import DataError, MissingInputError
 from slime_stages.schema import ENUM, LOG_PROBS, MASK, PAYLOADS, STRINGS, TOKENS, Column, ShardSchema
 
-ROWS_PER_GROUP = 256
+ROWS_PER_GROUP = 512
 ENCODINGS = {TOKENS: "DELTA_BINARY_PACKED", LOG_PROBS: "BYTE_STREAM_SPLIT"}
 """Smaller than plain. Old DuckDB releases know the second one for floats only."""
 NUMBERS_CODEC, TEXT_CODEC = "lz4", "zstd"
