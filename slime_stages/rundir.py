@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import orjson
@@ -66,8 +67,7 @@ class RunDir:
 
     def stage_path(self, stage: str, iteration: int, split: str = "train") -> Path:
         """Folder of a stage's output. Evaluation sets have their own below `eval/`."""
-        base = self.iteration_path(iteration)
-        return base / stage if split == "train" else base / "eval" / split / stage
+        return _stage_path(self, stage, iteration, split)
 
     def shard_path(self, stage: str, iteration: int, shard: int, count: int, split: str = "train") -> Path:
         return self.stage_path(stage, iteration, split) / f"shard-{shard:05d}-of-{count:05d}.parquet"
@@ -77,10 +77,14 @@ class RunDir:
     ) -> Path:
         if shard is None:
             return self.stage_path(stage, iteration, split) / "manifest.json"
-        return self.shard_path(stage, iteration, shard, count, split).with_suffix(".json")
+        return self.stage_path(stage, iteration, split) / f"shard-{shard:05d}-of-{count:05d}.json"
 
     def journal_path(self, iteration: int, shard: int, split: str = "train") -> Path:
         return self.stage_path("rollout", iteration, split) / f".journal-{shard:05d}"
+
+    def data_source_path(self, iteration: int) -> Path:
+        """State of the user's data source after an iteration."""
+        return self.iteration_path(iteration) / "data_source"
 
     def train_samples_path(self, iteration: int) -> Path:
         return self.stage_path("train", iteration) / "samples.parquet"
@@ -115,6 +119,11 @@ class RunDir:
         """What is known of an iteration, so that it need not be read again; may be deleted."""
         name = f"{iteration:06d}" if split == "train" else f"{iteration:06d}-eval-{split}"
         return self.root / "metrics" / "summaries" / f"{name}.json"
+
+    def scored_path(self, iteration: int, split: str, contents: str) -> Path:
+        """Metrics of an iteration or an evaluation whose reward shards have these contents: there once told of."""
+        name = self.summary_path(iteration, split).stem
+        return self.root / "metrics" / "scored" / f"{name}-{contents[:12]}.json"
 
     def run_id(self) -> str:
         return str(self._identity()["run_id"])
@@ -171,6 +180,13 @@ class RunDir:
         for path in self.iterations_path.glob("[0-9]*/plan.json"):
             with suppress(OSError, DataError, orjson.JSONDecodeError, AttributeError, KeyError):
                 yield str(unsealed(orjson.loads(path.read_bytes()), path)["run_id"])
+
+
+@lru_cache(maxsize=256)
+def _stage_path(run: RunDir, stage: str, iteration: int, split: str) -> Path:
+    """Asked for once for each shard; making a path takes longer than reading a manifest."""
+    base = run.iteration_path(iteration)
+    return base / stage if split == "train" else base / "eval" / split / stage
 
 
 def _identity_bytes(run_id: str) -> bytes:

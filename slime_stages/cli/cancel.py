@@ -10,7 +10,7 @@ import typer
 from slime_stages.cli.options import RunFolder
 from slime_stages.errors import UsageError
 
-STAGES = ("rollout", "reward", "train", "sync", "chain")
+STAGES = ("rollout", "reward", "train", "sync", "chain", "serve")
 
 Stage = Annotated[str | None, typer.Argument(metavar="[STAGE]", help=f"{', '.join(STAGES)}. [default: all]")]
 Iteration = Annotated[int | None, typer.Option("--iter", metavar="I", min=0, help="Iteration. [default: all]")]

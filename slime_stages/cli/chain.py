@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +40,7 @@ def new_chain(
     array_parallelism: int | None,
     max_retries: int,
     accept_stale: bool,
+    is_driven: bool = False,
 ) -> Chain:
     """The chain of a command line. One that is to mend goes on as far as the run's last one was to go."""
     from slime_stages.launch.chain_state import Chain, read_chain
@@ -58,6 +61,7 @@ def new_chain(
         array_parallelism=array_parallelism,
         max_retries=max_retries,
         accept_stale=accept_stale,
+        is_driven=is_driven,
     )
 
 
@@ -77,7 +81,11 @@ def submit_chain(run: RunDir, chain: Chain) -> None:
 def submit_calls(calls: Sequence[StageCall], *, sbatch: Path, overrides: Mapping[str, str | bool]) -> None:
     """Submit stage calls, those of one stage of an iteration as one array; their job ids go to stdout."""
     from slime_stages.launch.single import submit_alone
+    from slime_stages.launch.start_run import check_plugins_of
+    from slime_stages.rundir import RunDir
 
+    for root in dict.fromkeys(call.run for call in calls):
+        check_plugins_of(RunDir(root))
     for attempt in submit_alone(calls, sbatch=sbatch.absolute(), overrides=overrides):
         print(f"submitted {attempt.job_id}  {attempt.title}", file=sys.stderr)
         typer.echo(attempt.job_id)
@@ -96,25 +104,56 @@ def print_submitted(run: RunDir, result: Advance) -> None:
 
 
 def drive(run: RunDir) -> None:
-    """Advance the chain from here until it is complete: for clusters whose compute nodes may not submit."""
+    """Advance the chain from here until it is complete: for clusters whose compute nodes may not submit.
+
+    A driver that is a job goes back into the queue when it is told to end.
+    """
+    from slime_stages.drain import Drained, install_drain
+    from slime_stages.slurm.requeue import requeue_self
+
+    install_drain()
+    try:
+        while not drive_once(run):
+            time.sleep(POLL_SECONDS)
+    except Drained:
+        requeue_self()
+        raise
+
+
+def drive_once(run: RunDir) -> bool:
+    """Submit what is needed now; whether the chain is complete."""
+    from slime_stages.drain import count_progress
     from slime_stages.launch.chain import advance
+    from slime_stages.launch.chain_state import read_chain, write_chain
 
-    while True:
-        try:
-            result = advance(run)
-        except RetryableError as error:
-            print(f"{error}; trying again", file=sys.stderr)
-        else:
-            print_submitted(run, result)
-            if result.complete:
-                return
-        time.sleep(POLL_SECONDS)
+    chain = read_chain(run)
+    if chain is not None and not chain.is_driven:
+        write_chain(run, replace(chain, is_driven=True))
+    try:
+        result = advance(run)
+    except RetryableError as error:
+        print(f"{error}; trying again", file=sys.stderr)
+        return False
+    count_progress(len(result.submitted))
+    print_submitted(run, result)
+    return result.complete
 
 
-Drive = Annotated[bool, typer.Option("--drive", help="Stay and submit until all is done, from a process of one's own.")]
+def is_driver_put_back(run: RunDir) -> bool:
+    """Whether this is the job of a driver that has begun its chain already, before it was put back into the queue."""
+    from slime_stages.launch.chain_state import read_chain
+
+    chain = read_chain(run)
+    return int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0 and chain is not None and chain.is_driven
 
 
-def command(run: RunFolder = None, drive_it: Drive = False) -> None:
+Drive = Annotated[
+    bool, typer.Option("--drive", help="Stay and submit until all is done, for clusters whose jobs may not submit.")
+]
+ByJob = Annotated[bool, typer.Option("--by-job", hidden=True)]
+
+
+def command(run: RunFolder = None, drive_it: Drive = False, by_job: ByJob = False) -> None:
     """Submit whatever a run's chain of jobs needs next; its jobs call this themselves."""
     from slime_stages.launch.chain import advance
     from slime_stages.launch.chain_state import read_chain
@@ -128,4 +167,4 @@ def command(run: RunFolder = None, drive_it: Drive = False) -> None:
     if drive_it:
         drive(run_dir)
         return
-    print_submitted(run_dir, advance(run_dir))
+    print_submitted(run_dir, advance(run_dir, by_job=by_job))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -65,13 +66,16 @@ def command(
         raise UsageError(
             "--slurm-*, --follow, --drive and --dry-run are for jobs", hint="add --executor slurm, or leave them out"
         )
+    from slime_stages.cli import chain
+
     run_dir = ready_run(ctx, run, config, change=change_config)
+    if drive and chain.is_driver_put_back(run_dir):
+        chain.drive(run_dir)
+        return
     iterations = iterations_to_run(run_dir, n)
     if executor == "local":
         run_here(run_dir, iterations, accept_stale=accept_stale)
         return
-
-    from slime_stages.cli import chain
 
     wanted = chain.new_chain(
         run_dir,
@@ -83,6 +87,7 @@ def command(
         array_parallelism=array_parallelism,
         max_retries=max_retries,
         accept_stale=accept_stale,
+        is_driven=drive,
     )
     if dry_run:
         from slime_stages.cli.plan import print_plan
@@ -104,6 +109,9 @@ def run_here(run: RunDir, iterations: range, *, accept_stale: bool) -> None:
     from slime_stages.launch.iterate import iterate
     from slime_stages.launch.local import LocalExecutor
 
+    if not iterations:
+        print(f"{run.root} has no iterations yet\n\nhint: slime-stages iter --run {run.root} --n 1", file=sys.stderr)
+        return
     with LoopDisplay(iterations) as display, LocalExecutor(on_progress=display.on_progress) as executor:
         iterate(run, iterations, executor=executor, on_event=display.on_event, accept_stale=accept_stale)
     print_summary(run, iterations)
@@ -111,7 +119,7 @@ def run_here(run: RunDir, iterations: range, *, accept_stale: bool) -> None:
 
 def ready_run(ctx: typer.Context, run: Path | None, config: Path | None, *, change: bool) -> RunDir:
     """The run to work on: begun now, if it is not there and there is a config; otherwise checked against it."""
-    from slime_stages.launch.start_run import change_config, mend_run, start_run
+    from slime_stages.launch.start_run import change_config, check_plugins_of, mend_run, start_run
     from slime_stages.rundir import RunDir, find_run
 
     given = config is not None or bool(collect(ctx))
@@ -123,4 +131,5 @@ def ready_run(ctx: typer.Context, run: Path | None, config: Path | None, *, chan
     mend_run(run_dir)
     if given:
         change_config(run_dir, resolve_from(ctx, config).config, allowed=change)
+    check_plugins_of(run_dir)
     return run_dir

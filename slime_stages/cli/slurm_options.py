@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 PREFIX = "--slurm-"
-STAGES = ("rollout", "reward", "train", "sync", "chain")
+STAGES = ("rollout", "reward", "train", "sync", "chain", "serve")
 CONTEXT_KEY = "slime_stages.slurm"
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -7,8 +7,9 @@ stdout carries the path of every manifest committed, one a line; `-` reads such 
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,70 +38,49 @@ Paths = Annotated[
 ]
 
 
-@takes_slurm_options
-def rollout(
-    ctx: typer.Context,
-    run: RunFolder = None,
-    iteration: Iteration = None,
-    shard: Shard = None,
-    split: EvalName = None,
-    force: Force = False,
-    submit: Submit = False,
-    sbatch: SbatchFolder = DEFAULT_SBATCH,
-) -> None:
+def stage_command(stage: str, description: str, *, without: Collection[str]) -> Callable[..., None]:
+    """The stage's command: all the options below, but for those that mean nothing to it."""
+
+    def command(
+        ctx: typer.Context,
+        manifests: Paths = None,
+        run: RunFolder = None,
+        iteration: Iteration = None,
+        shard: Shard = None,
+        split: EvalName = None,
+        force: Force = False,
+        submit: Submit = False,
+        sbatch: SbatchFolder = DEFAULT_SBATCH,
+    ) -> None:
+        wanted = calls(stage, run, iteration, shard, split=split, force=force, manifests=manifests)
+        carry_out(wanted, ctx, submit=submit, sbatch=sbatch)
+
+    full = inspect.signature(command, eval_str=True)
+    kept = [parameter for name, parameter in full.parameters.items() if name not in without]
+    command.__name__, command.__doc__ = stage, description
+    command.__signature__ = full.replace(parameters=kept)  # type: ignore[attr-defined]
+    return takes_slurm_options(command)
+
+
+rollout = stage_command(
+    "rollout",
     """Generate samples for an iteration's prompts, and print the manifest of each shard.
 
     Starts an engine with the iteration's weights and stops it afterwards, unless one is warm.
-    """
-    wanted = calls("rollout", run, iteration, shard, split=split, force=force)
-    carry_out(wanted, ctx, submit=submit, sbatch=sbatch)
-
-
-@takes_slurm_options
-def reward(
-    ctx: typer.Context,
-    manifests: Paths = None,
-    run: RunFolder = None,
-    iteration: Iteration = None,
-    shard: Shard = None,
-    split: EvalName = None,
-    force: Force = False,
-    submit: Submit = False,
-    sbatch: SbatchFolder = DEFAULT_SBATCH,
-) -> None:
-    """Score the samples of rollout shards, and print the manifest of each."""
-    wanted = calls("reward", run, iteration, shard, split=split, force=force, manifests=manifests)
-    carry_out(wanted, ctx, submit=submit, sbatch=sbatch)
-
-
-@takes_slurm_options
-def train(
-    ctx: typer.Context,
-    manifests: Paths = None,
-    run: RunFolder = None,
-    iteration: Iteration = None,
-    force: Force = False,
-    submit: Submit = False,
-    sbatch: SbatchFolder = DEFAULT_SBATCH,
-) -> None:
-    """Take the optimizer steps of an iteration, save a checkpoint, and print the manifest."""
-    wanted = calls("train", run, iteration, None, force=force, manifests=manifests)
-    carry_out(wanted, ctx, submit=submit, sbatch=sbatch)
-
-
-@takes_slurm_options
-def sync(
-    ctx: typer.Context,
-    manifests: Paths = None,
-    run: RunFolder = None,
-    iteration: Iteration = None,
-    force: Force = False,
-    submit: Submit = False,
-    sbatch: SbatchFolder = DEFAULT_SBATCH,
-) -> None:
-    """Publish the trained weights as the next version, checked, and print the manifest."""
-    wanted = calls("sync", run, iteration, None, force=force, manifests=manifests)
-    carry_out(wanted, ctx, submit=submit, sbatch=sbatch)
+    """,
+    without=("manifests",),
+)
+reward = stage_command("reward", "Score the samples of rollout shards, and print the manifest of each.", without=())
+train = stage_command(
+    "train",
+    "Take the optimizer steps of an iteration, save a checkpoint, and print the manifest.",
+    without=("shard", "split"),
+)
+sync = stage_command(
+    "sync",
+    "Publish the trained weights as the next version, checked, and print the manifest.",
+    without=("shard", "split"),
+)
 
 
 def carry_out(wanted: Iterable[StageCall], ctx: typer.Context, *, submit: bool, sbatch: Path) -> None:

@@ -23,11 +23,11 @@ STYLES = {
 """By the word that a cell holds; the worst one is the last."""
 
 
-def make_console() -> Console:
+def make_console(*, stderr: bool = False) -> Console:
     """A console on stdout that prints texts as they are; a pipe or a file has room for every column."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False, stderr=stderr)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     return console

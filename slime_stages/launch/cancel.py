@@ -29,9 +29,9 @@ def cancel(run: RunDir, *, stage: str | None = None, iteration: int | None = Non
     from slime_stages.slurm.submit import cancel_jobs
 
     what = " ".join(filter(None, (stage, None if iteration is None else f"iteration {iteration}"))) or "all jobs"
-    stop_chain(
-        run, f"{what} cancelled by `slime-stages cancel`", f"slime-stages iter --n 0 --executor slurm --run {run.root}"
-    )
+    if stage != "serve":  # rollouts go on without, and start their own engines
+        again = f"slime-stages iter --n 0 --executor slurm --run {run.root}"
+        stop_chain(run, f"{what} cancelled by `slime-stages cancel`", again)
     tasks: set[str] = set()
     for attempt in range(ROUNDS):
         live = {info.job_id for info in query(job_name(run), (), since=0.0).live() if info.state != "COMPLETING"}

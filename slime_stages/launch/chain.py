@@ -1,7 +1,8 @@
 """The chain of jobs that makes a run's iterations on SLURM: `advance` submits what is missing, and nobody need watch.
 
 Who calls it finds everything out anew, so that anybody may, at any time: `iter`, every train and sync job at its end,
-the job behind the last one. A submission is claimed on disk first; of two callers at once, one makes it.
+the job behind the last one. A submission is claimed on disk first; of two callers at once, one makes it. Where jobs may
+not submit, a driver calls it again and again, and they leave it to that one.
 
     what is committed and fresh                  nothing
     what a job in the queue will make            nothing, but that job waits for its inputs' newest jobs
@@ -33,6 +34,7 @@ from slime_stages.lineage import command
 from slime_stages.rundir import RunDir
 from slime_stages.slurm.jobs import CHAIN_STAGE, Attempt, attempts_of, claim_attempt
 from slime_stages.slurm.queue import query, scheduler_limits
+from slime_stages.slurm.submission import Submission
 from slime_stages.slurm.submit import cancel_jobs, job_name, set_dependency, split_shards, submit_attempt
 from slime_stages.slurm.verdicts import Action, Verdict, judge
 from slime_stages.stage import read_config, say
@@ -56,7 +58,9 @@ class Advance:
 
 def begin_chain(run: RunDir, chain: Chain) -> Advance:
     """Have the run's iterations made up to the chain's target. UsageError if jobs of another chain are at it."""
-    busy = [info for info in query(job_name(run), (), since=0.0).live() if info.is_live]
+    keeping = {attempt.job_id for attempt in attempts_of(run, "serve", 0)}
+    live = [info for info in query(job_name(run), (), since=0.0).live() if info.is_live]
+    busy = [info for info in live if info.job_id.partition("_")[0] not in keeping]
     known = read_chain(run)
     if busy and known is not None and known.stopped is None:
         raise UsageError(
@@ -67,14 +71,16 @@ def begin_chain(run: RunDir, chain: Chain) -> Advance:
     return advance(run)
 
 
-def advance(run: RunDir, *, ended: str | None = None) -> Advance:
-    """Submit what the chain needs next. `ended` is the task that asks, at its end.
+def advance(run: RunDir, *, by_job: bool = False, ended: str | None = None) -> Advance:
+    """Submit what the chain needs next. `by_job`: a job of the chain asks; `ended` is its task, at its end.
 
     A submission that is refused stops the chain and is raised; a scheduler that is away is a RetryableError.
     """
     chain = read_chain(run)
     if chain is None or chain.stopped is not None:
         return Advance(stopped=chain.stopped if chain else None, advice=chain.advice if chain else None)
+    if chain.is_driven and by_job:
+        return Advance()
     done = first_incomplete(run)
     for iteration in range(max(0, done - 2), done):
         retain(run, iteration)
@@ -96,7 +102,7 @@ def advance(run: RunDir, *, ended: str | None = None) -> Advance:
         _stopped(run, error.message, error.hint)
         raise
     step.result.complete = not window and not any(found.live_jobs(job.key) for job in jobs)
-    if jobs and not step.result.complete:
+    if jobs and not step.result.complete and not chain.is_driven:
         step.keep_watch(jobs)
     return step.result
 
@@ -116,7 +122,7 @@ def _wanted_jobs(run: RunDir, chain: Chain, window: range) -> list[PlannedJob]:
     for iteration in window:
         ensure_plan(run, iteration)  # it says which weights to wait for
     graph = job_graph(run, window, final=window.stop == chain.target)
-    return [*jobs, *(_alone(job) if config.serving.serving_mode == "external" else job for job in graph)]
+    return [*jobs, *(_alone(job) if config.serving.serving_mode != "job" else job for job in graph)]
 
 
 def _alone(job: PlannedJob) -> PlannedJob:
@@ -236,12 +242,14 @@ class _Step:
             raise _Taken
         self.found.attempts.setdefault(key, []).append(attempt)
         attempt = submit_attempt(
-            self.run,
-            attempt,
-            header=chain_header(self.chain, key.stage),
-            dependencies=before,
-            exclude=excluded,
-            array_parallelism=self.chain.array_parallelism,
+            Submission(
+                run=self.run,
+                attempt=attempt,
+                header=chain_header(self.chain, key.stage),
+                dependencies=before,
+                exclude=excluded,
+                array_parallelism=self.chain.array_parallelism,
+            )
         )
         self.result.submitted.append(attempt)
         if attempt.job_id:

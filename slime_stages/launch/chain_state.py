@@ -38,6 +38,8 @@ class Chain:
     max_retries: int = 2
     """Counted retries of one shard or stage."""
     accept_stale: bool = False
+    is_driven: bool = False
+    """One process of its own submits everything; jobs do not, as they may not on some clusters."""
     begun: float = 0.0
     """Unix time of the last `iter`: what failed before it does not count against retries."""
     stopped: str | None = None

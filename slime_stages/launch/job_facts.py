@@ -20,6 +20,7 @@ from slime_stages.launch.overview import IterationOverview, OpenOutput, StageOve
 from slime_stages.lineage import manifests_kept
 from slime_stages.rundir import RunDir
 from slime_stages.slurm.jobs import Attempt, attempts_of, read_end
+from slime_stages.slurm.liveness import is_live
 from slime_stages.stage import read_run_plan
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 GOING_ON = ("failed", "running", "queued", "submitted")
 """What goes on with an output that is not there; a task of another word is over, and was not at fault."""
 QUEUED_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-LISTED_SECONDS = 180.0
-"""A job is unknown to the scheduler's lists for some time after it was submitted, at most this long."""
 MAX_RETRIES = 2
 
 
@@ -129,10 +128,11 @@ def _fact(run: RunDir, unit: _Unit, queue: Queue | None, chain: Chain | None, *,
     """None if the last submission says nothing about the output as it is now."""
     attempt, shard = unit.attempts[-1], unit.output.shard
     task = attempt.task_id(shard)
-    if task is None and time.time() - attempt.claimed > LISTED_SECONDS:
-        return None  # given up before it was submitted
     info = queue.get(task) if queue is not None and task is not None else None
     end = read_end(attempt, shard)
+    is_at_it = is_live(attempt, shard, info, end)
+    if task is None and not is_at_it:
+        return None  # given up before it was submitted
     fact = TaskFact(
         title=attempt.call(run, shard).title,
         stage=unit.stage,
@@ -147,10 +147,8 @@ def _fact(run: RunDir, unit: _Unit, queue: Queue | None, chain: Chain | None, *,
         log=str(attempt.log_paths(shard)[1]),
         since=attempt.submitted,
     )
-    if info is not None and info.is_live:
-        return _live_fact(fact, unit, info)
-    if task is None or (info is None and end is None and _is_young(attempt)):
-        return fact
+    if is_at_it:
+        return fact if info is None else _live_fact(fact, unit, info)
     if info is None and end is None and is_silent:
         return replace(fact, activity="submitted", reason=f"was submitted as job {task}")
     if (end is not None and end.exit_code == 0) or _is_older_than_output(run, unit, end.finished if end else None):
@@ -210,10 +208,6 @@ def _with_evidence(task: TaskRun, run: RunDir, unit: _Unit, chain: Chain | None)
         with suppress(SlimeStagesError):
             return with_evidence(task, run, read_run_plan(run, unit.part.iteration, unit.part.split), chain)
     return replace(task, log=last_lines(task.attempt.log_paths(task.shard)[1]))
-
-
-def _is_young(attempt: Attempt) -> bool:
-    return time.time() - (attempt.submitted or 0.0) < LISTED_SECONDS
 
 
 def _is_older_than_output(run: RunDir, unit: _Unit, ended: float | None) -> bool:

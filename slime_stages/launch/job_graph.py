@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from slime_stages.errors import SlimeStagesError
-from slime_stages.launch.plans import evaluates
+from slime_stages.launch.plans import eval_shard_count, evaluates
 from slime_stages.launch.start_run import current_revision
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
@@ -82,7 +82,7 @@ def evaluation_jobs(run: RunDir, version: int) -> Iterator[PlannedJob]:
     config = read_config(run, current_revision(run))
     for split, _ in config.eval.datasets:
         plan = _frozen_plan(run, version, split)
-        shards = tuple(range(plan.shard_count if plan else 1))
+        shards = tuple(range(plan.shard_count if plan else eval_shard_count(run, config, split)))
         yield PlannedJob(
             stage="rollout",
             iteration=version,

@@ -15,7 +15,7 @@ from slime_stages.slurm.jobs import CHAIN_STAGE, Attempt, all_attempts, read_att
 from slime_stages.stage import StageCall
 
 ENGINE = "engine"
-STAGES = ("rollout", "reward", "train", "sync", CHAIN_STAGE, ENGINE)
+STAGES = ("rollout", "reward", "train", "sync", CHAIN_STAGE, "serve", ENGINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

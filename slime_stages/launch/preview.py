@@ -18,8 +18,10 @@ from slime_stages.manifest import Manifest, read_manifest
 from slime_stages.rundir import RunDir
 from slime_stages.slurm.header import Header
 from slime_stages.slurm.jobs import Attempt, attempts_of, stage_folder
+from slime_stages.slurm.names import split_shards
 from slime_stages.slurm.resources import Resources, resources_of
-from slime_stages.slurm.submit import script_text, split_shards
+from slime_stages.slurm.script import script_text
+from slime_stages.slurm.submission import Submission
 from slime_stages.stage import read_config, read_run_plan
 
 STAGES = ("rollout", "reward", "train", "sync")
@@ -154,14 +156,14 @@ def scripts(
                 split=job.split,
                 shards=shards,
             )
-            text = script_text(
-                run,
-                attempt,
+            submission = Submission(
+                run=run,
+                attempt=attempt,
                 header=header,
                 dependencies=[placeholder(key) for key in job.depends_on],
                 array_parallelism=chain.array_parallelism,
             )
-            yield job, text
+            yield job, script_text(submission)
 
 
 def placeholder(key: JobKey) -> str:

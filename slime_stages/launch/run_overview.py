@@ -29,6 +29,8 @@ class ChainOverview:
     """Why nothing more is submitted."""
     advice: str | None
     """What to do about it."""
+    is_driven: bool = False
+    """A process of its own submits what comes next, not its jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,13 @@ def chain_overview(run: RunDir) -> ChainOverview | None:
         return ChainOverview(target=0, lookahead=0, stopped=error.message, advice=error.hint)
     if chain is None:
         return None
-    return ChainOverview(target=chain.target, lookahead=chain.lookahead, stopped=chain.stopped, advice=chain.advice)
+    return ChainOverview(
+        target=chain.target,
+        lookahead=chain.lookahead,
+        stopped=chain.stopped,
+        advice=chain.advice,
+        is_driven=chain.is_driven,
+    )
 
 
 def _next_command(
@@ -103,7 +111,7 @@ def _next_command(
     if jobs.count or any(task.activity == "submitted" for part in (*iterations, *evaluations) for task in part.tasks):
         return f"slime-stages status --run {run.root} --watch"
     if chain is not None and len([part for part in iterations if part.is_complete]) < chain.target:
-        return f"slime-stages iter --n 0 --executor slurm --run {run.root}"
+        return f"slime-stages iter --n 0 --executor slurm{' --drive' * chain.is_driven} --run {run.root}"
     for part in iterations:
         if part.next_command is not None:
             return part.next_command

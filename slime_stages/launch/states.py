@@ -83,6 +83,8 @@ class _Sources:
 
     def _inputs(self, call: StageCall) -> dict[str, str]:
         if call.stage == "rollout":
+            if self._plan.carry_from is not None:
+                return rollout_inputs(self._run, self._plan, call.shard or 0)
             self._rollout = self._rollout or rollout_inputs(self._run, self._plan)
             return self._rollout
         if call.stage == "reward":

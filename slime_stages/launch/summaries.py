@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -42,6 +42,7 @@ LOOKERS = 16
 
 Part = tuple[int, str]
 """(iteration, split)."""
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,9 @@ class Summaries:
         now = time.time()
         trusted = {part: each for part, (at, each) in self._trusted.items() if now - at < self._trust_seconds}
         stored = {part: each for part in parts if part not in trusted and (each := self._load(part)) is not None}
-        signatures = self._signatures(stored)
+        signatures = _each(stored, lambda part: digest_bytes(_look(self._run, part, stored[part].shards).tobytes()))
         unchanged = trusted | {part: each for part, each in stored.items() if signatures[part] == each.signature}
+        made = _each([part for part in parts if part not in unchanged], self._made)
         overviews = []
         for part in parts:
             summary = unchanged.get(part)
@@ -88,7 +90,7 @@ class Summaries:
                 self._contents.update(summary.contents)
                 overview = summary.overview
             else:
-                summary, overview = self._made(part)
+                summary, overview = made[part] if part in made else self._made(part)
             if summary is not None and overview.is_complete and part not in trusted:
                 self._trusted[part] = (now, summary)
             overviews.append(overview)
@@ -104,24 +106,6 @@ class Summaries:
             return Summary(**{**values, "overview": _overview(values["overview"])})
         except (OSError, orjson.JSONDecodeError, DataError, KeyError, TypeError, AttributeError):
             return None
-
-    def _signatures(self, stored: dict[Part, Summary]) -> dict[Part, str]:
-        def look(part: Part) -> str:
-            return digest_bytes(_look(self._run, part, stored[part].shards).tobytes())
-
-        parts = iter(stored)
-        signatures: dict[Part, str] = {}
-        slow_count = 0
-        for part in parts:
-            started = time.monotonic()
-            signatures[part] = look(part)
-            slow_count = slow_count + 1 if time.monotonic() - started > SLOW_SECONDS else 0
-            if slow_count == SLOW_LOOKS:
-                break
-        rest = list(parts)
-        with ThreadPoolExecutor(LOOKERS) as pool:
-            signatures.update(zip(rest, pool.map(look, rest), strict=True))
-        return signatures
 
     def _holds(self, summary: Summary, part: Part) -> bool:
         """Whether what it depends on outside of the iteration's folder is as it was."""
@@ -151,7 +135,7 @@ class Summaries:
         return self._contents[name]
 
     def _made(self, part: Part) -> tuple[Summary | None, IterationOverview]:
-        """From the manifests; with its summary, which is kept, if nothing was changing meanwhile."""
+        """From the manifests; with its summary, which is kept. What changes meanwhile has another signature then."""
         with manifests_kept() as kept:
             try:
                 plan = read_run_plan(self._run, *part)
@@ -160,8 +144,7 @@ class Summaries:
             before = _look(self._run, part, plan.shard_count)
             overview = iteration_overview(self._run, *part)
         outside = self._outside(kept, part)
-        is_still = _look(self._run, part, plan.shard_count) == before
-        if outside is None or not is_still or not _has_usual_names(kept, self._run, part):
+        if outside is None or not _has_usual_names(kept, self._run, part):
             return None, overview
         summary = Summary(
             shards=plan.shard_count,
@@ -206,6 +189,21 @@ class Summaries:
                 temporary.rename(path)
             finally:
                 temporary.unlink(missing_ok=True)
+
+
+def _each(parts: Iterable[Part], work: Callable[[Part], Result]) -> dict[Part, Result]:
+    """What the work gives for each part: one after the other, or many at once where they wait for a network."""
+    rest, results, slow_count = iter(parts), {}, 0
+    for part in rest:
+        waited = time.monotonic() - time.thread_time()
+        results[part] = work(part)
+        slow_count = slow_count + 1 if time.monotonic() - time.thread_time() - waited > SLOW_SECONDS else 0
+        if slow_count == SLOW_LOOKS:
+            break
+    others = list(rest)
+    with ThreadPoolExecutor(LOOKERS) as pool:
+        results.update(zip(others, pool.map(work, others), strict=True))
+    return results
 
 
 def _folder(run: RunDir, part: Part) -> str:
@@ -261,7 +259,7 @@ def _has_usual_names(kept: Kept, run: RunDir, part: Part) -> bool:
     folder = f"{_folder(run, part)}/"
     return all(
         isinstance(each, SlimeStagesError)
-        or each.data in (None, "samples.parquet" if each.kind == "train" else f"{path.stem}.parquet")
+        or each.data in (None, "samples.parquet" if each.kind == "train" else f"{path.name[:-5]}.parquet")
         for path, each in kept.items()
         if str(path).startswith(folder)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,7 +19,8 @@ from slime_stages.launch.states import state_of
 from slime_stages.lineage import shard_manifest_path
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
-from slime_stages.slurm.jobs import Attempt, TaskEnd, attempts_of, read_end
+from slime_stages.slurm.jobs import Attempt, attempts_of, read_end
+from slime_stages.slurm.liveness import claimer_lives, is_live
 from slime_stages.slurm.queue import JobInfo, Queue, query
 from slime_stages.slurm.submit import find_submitted, job_name
 from slime_stages.slurm.verdicts import TaskRun
@@ -28,8 +28,6 @@ from slime_stages.stage import StageCall, State, read_config
 
 VISIBLE_SECONDS = 60.0
 """How long a manifest that its task says it committed may take to be seen from another node."""
-CLAIM_SECONDS = 180.0
-"""A claim whose process cannot be looked at is dead after this long without a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +114,7 @@ def survey(run: RunDir, jobs: Sequence[PlannedJob], chain: Chain, *, ended: str 
 
 def _adopted(run: RunDir, attempt: Attempt) -> Attempt:
     """The attempt, with the job that its submitter died over before it could write down the id."""
-    if attempt.job_id is not None or _claimer_lives(attempt):
+    if attempt.job_id is not None or claimer_lives(attempt):
         return attempt
     job_id = find_submitted(run, attempt)
     return attempt if job_id is None else attempt.with_job(job_id, is_array=len(attempt.shards) > 1)
@@ -145,7 +143,7 @@ def _units(
             id_ = attempt.task_id(shard)
             info = queue.get(id_) if queue is not None and id_ is not None else None
             end = read_end(attempt, shard)
-            if _is_live(attempt, id_, info, end, ended):
+            if is_live(attempt, shard, info, end) and (id_ is None or id_ != ended):
                 live.append((attempt, info))
             elif (attempt.submitted or attempt.claimed) >= chain.begun:
                 task = TaskRun(attempt=attempt, info=info, end=end, shard=shard)
@@ -172,22 +170,3 @@ def _since_made(history: Sequence[TaskRun], state: State) -> tuple[TaskRun, ...]
         return tuple(history)
     made = [number for number, task in enumerate(history) if task.end is not None and task.end.exit_code == 0]
     return tuple(history[made[-1] + 1 :] if made else history)
-
-
-def _is_live(attempt: Attempt, task: str | None, info: JobInfo | None, end: TaskEnd | None, ended: str | None) -> bool:
-    if task is None:
-        return _claimer_lives(attempt)
-    if task == ended:
-        return False
-    if info is not None:
-        return info.is_live
-    young = time.time() - (attempt.submitted or 0.0) < CLAIM_SECONDS
-    return end is None and young  # accounting lags behind
-
-
-def _claimer_lives(attempt: Attempt) -> bool:
-    """Whether the process that claimed the submission may still be talking to sbatch."""
-    if time.time() - attempt.claimed > CLAIM_SECONDS:
-        return False
-    host, _, pid = attempt.claimed_by.partition(":")
-    return host != os.uname().nodename or Path(f"/proc/{pid}").exists()

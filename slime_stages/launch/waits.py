@@ -17,10 +17,15 @@ BEFORE = {"reward": "rollout", "train": "reward", "sync": "train"}
 """Stage → the one whose outputs it waits for."""
 
 
-def longest_run(manifests: Sequence[Manifest]) -> float | None:
-    """Seconds of the shard that took longest; None if there is none."""
-    spans = [unix_time(m.finished) - unix_time(m.started) for m in manifests if m.started]
-    return round(max(spans), 3) if spans else None
+def run_times(manifests: Sequence[Manifest]) -> list[float]:
+    """Seconds of every shard, as far as they are known."""
+    return [unix_time(m.finished) - unix_time(m.started) for m in manifests if m.started]
+
+
+def wall_seconds(manifests: Sequence[Manifest]) -> float | None:
+    """Of all shards, added up; None if it is known of none."""
+    times = run_times(manifests)
+    return round(sum(times), 3) if times else None
 
 
 def longest_waits(run: RunDir, plan: Plan, manifests: Mapping[str, Sequence[Manifest]]) -> dict[str, float]:

@@ -62,7 +62,9 @@ def command_environment() -> dict[str, str]:
     return {**kept, "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 
-def call_scheduler(words: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Answer:
+def call_scheduler(
+    words: Sequence[str], *, environment: Mapping[str, str] | None = None, seconds: float = CALL_SECONDS
+) -> Answer:
     """Run a command once. SchedulerMissing if there is none of this name."""
     try:
         done = subprocess.run(
@@ -72,15 +74,15 @@ def call_scheduler(words: Sequence[str], *, environment: Mapping[str, str] | Non
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=CALL_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except FileNotFoundError as error:
         raise SchedulerMissing(
-            f"there is no `{words[0]}` on this machine", hint="call this on a machine that can submit SLURM jobs"
+            f"there is no `{words[0]}` on this machine", hint="type the command on a login node of SLURM"
         ) from error
     except subprocess.TimeoutExpired:
-        return Answer(124, "", f"Socket timed out after {CALL_SECONDS:.0f} s")
+        return Answer(124, "", f"Socket timed out after {seconds:.0f} s")
     return Answer(done.returncode, done.stdout, done.stderr)
 
 

@@ -22,10 +22,13 @@ from slime_stages.slurm.options import BARE, LETTERS, OWNED, RIVALS, SEVERAL_TAS
 DIRECTIVE = "#SBATCH"
 PROGRAM = re.compile(
     r"""exec \s+ (?P<srun> srun \s+ (?:-\S+\s+)* )? (?P<before>.*?)
-        (?: (?P<python>\S*python\S*) \s+ -m \s+ stages\.(?P<stage>\w+) | (?P<script>\S*slime-stages) \s+ advance )
+        (?: (?P<python>\S*python\S*) \s+ -m \s+ stages\.(?P<stage>\w+)
+          | (?P<script>\S*slime-stages) \s+ (?P<command>advance|serve) )
         \s+ "\$@" \s*""",
     re.VERBOSE,
 )
+COMMANDS = {"advance": "chain", "serve": "serve"}
+"""Jobs that run a command instead of a stage's program, by the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,8 @@ def _read_program(
     path: Path, stage: str, rows: list[tuple[int, str]], commands: list[tuple[int, str]]
 ) -> tuple[re.Match[str], int]:
     """The last command, and the line that it begins on."""
-    wanted = 'exec slime-stages advance "$@"' if stage == "chain" else f'exec python -m stages.{stage} "$@"'
+    command = next((word for word, served in COMMANDS.items() if served == stage), None)
+    wanted = f'exec slime-stages {command} "$@"' if command else f'exec python -m stages.{stage} "$@"'
     if not commands:
         raise UsageError(f"{path} has no command", hint=f"its last line is to be `{wanted}`")
     texts, number = dict(rows), commands[-1][0]
@@ -135,7 +139,7 @@ def _read_program(
         number -= 1
         program = f"{texts[number][:-1]} {program}"
     found = PROGRAM.fullmatch(program.strip())
-    if found is None or (found["stage"] or "chain") != stage:
+    if found is None or (found["stage"] or COMMANDS[found["command"]]) != stage:
         raise UsageError(
             f"{path}:{number}: the last command is `{program.strip()}`, which does not run {stage}",
             hint=f"write `{wanted}`; a container's command may stand before `python`",

@@ -123,7 +123,7 @@ def _queueing_ahead(attempt: Attempt, run: RunDir, task: int, start: tuple[Path,
         yield
         return
     folder, environment = start
-    words = [sys.executable, "-m", "slime_stages.cli.main", "advance", "--run", str(run.root)]
+    words = [sys.executable, "-m", "slime_stages.cli.main", "advance", "--run", str(run.root), "--by-job"]
     with subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=2) as looking:
         try:
             yield
@@ -141,7 +141,7 @@ def _advance(run: RunDir, start: tuple[Path, Mapping[str, str]]) -> SlimeStagesE
     os.environ.update(environment)
     try:
         with _stdout_on_stderr():
-            load_function(ADVANCE)(run, ended=task_id())
+            load_function(ADVANCE)(run, by_job=True, ended=task_id())
     except SlimeStagesError as error:
         return error
     except Exception as error:  # the stage's own end is told already; this one must not hide it

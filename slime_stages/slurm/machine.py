@@ -20,7 +20,7 @@ from typing import Any
 from slime_stages.slurm.environment import OFFLINE
 
 EXTRAS = ("rollout", "reward", "train", "slurm")
-PROGRAMS = {"chain": "slime_stages.launch.chain"}
+PROGRAMS = {"chain": "slime_stages.launch.chain", "serve": "slime_stages.launch.serve"}
 """Stages whose program is not `stages.STAGE.run`."""
 PORTS_TRIED = 32
 """Engines, routers and the trainer's processes open about as many."""

@@ -1,7 +1,8 @@
 """Handing an attempt to sbatch, once, however often the controller has to be asked.
 
     attempt = claim_attempt(run, "rollout", 12, shards=(0, 1, 2), after=0)
-    attempt = submit_attempt(run, attempt, header=read_header(Path("sbatch/rollout.sbatch"), "rollout"))
+    header = read_header(Path("sbatch/rollout.sbatch"), "rollout")
+    attempt = submit_attempt(Submission(run=run, attempt=attempt, header=header))
 
 A controller that is away is waited for. It may have taken a job and its answer got lost: before sbatch is called
 again, the queue is looked through for the attempt's comment.
@@ -11,12 +12,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slime_stages.errors import InternalError, RetryableError, SlimeStagesError, UsageError
 from slime_stages.rundir import RunDir
@@ -24,24 +23,19 @@ from slime_stages.slurm.commands import (
     CONTROLLER_AWAY,
     Answer,
     SchedulerDown,
-    SchedulerMissing,
     ask_scheduler,
     call_scheduler,
 )
 from slime_stages.slurm.environment import submission_environment
-from slime_stages.slurm.header import Header
 from slime_stages.slurm.jobs import Attempt
-from slime_stages.slurm.names import SIGNAL_SECONDS, comment_of, job_name, split_shards
+from slime_stages.slurm.names import comment_of, job_name, split_shards
+from slime_stages.slurm.submission import Submission
 from slime_stages.stage import say
-
-if TYPE_CHECKING:
-    from slime_stages.slurm.script import Submission
 
 __all__ = [
     "cancel_jobs",
     "find_submitted",
     "job_name",
-    "script_text",
     "set_dependency",
     "split_shards",
     "submit_attempt",
@@ -60,68 +54,25 @@ class QueueFull(RetryableError):
     """As many jobs are queued as this user may have."""
 
 
-def submit_attempt(
-    run: RunDir,
-    attempt: Attempt,
-    *,
-    header: Header,
-    dependencies: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    array_parallelism: int | None = None,
-    signal_seconds: int = SIGNAL_SECONDS,
-    folder: Path | None = None,
-) -> Attempt:
+def submit_attempt(submission: Submission) -> Attempt:
     """Submit a claimed attempt; the attempt with its job's id, saved.
 
     UsageError if sbatch refuses what the header asks for, QueueFull if it may take no more now: then the attempt's
     folder is gone. SchedulerDown if the controller stays away; the folder stays, since the job may have been taken
     nevertheless: see `find_submitted`.
     """
-    from slime_stages.slurm.script import Submission, write_scripts
+    from slime_stages.slurm.script import write_scripts
 
-    submission = Submission(
-        run=run,
-        attempt=replace(attempt, dependencies=tuple(dependencies), excluded_nodes=tuple(exclude)),
-        header=header,
-        dependencies=dependencies,
-        exclude=exclude,
-        array_parallelism=array_parallelism,
-        signal_seconds=signal_seconds,
-        folder=folder,
+    attempt = replace(
+        submission.attempt, dependencies=tuple(submission.dependencies), excluded_nodes=tuple(submission.exclude)
     )
     try:
-        submission.attempt.save()
+        attempt.save()
         job_id = _submit(submission, write_scripts(submission))
     except (UsageError, QueueFull):
         shutil.rmtree(attempt.folder)
         raise
-    return submission.attempt.with_job(job_id, is_array=submission.is_array)
-
-
-def script_text(
-    run: RunDir,
-    attempt: Attempt,
-    *,
-    header: Header,
-    dependencies: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    array_parallelism: int | None = None,
-    signal_seconds: int = SIGNAL_SECONDS,
-    folder: Path | None = None,
-) -> str:
-    """The exact script that `submit_attempt` would give to sbatch."""
-    from slime_stages.slurm.script import Submission
-
-    return Submission(
-        run=run,
-        attempt=attempt,
-        header=header,
-        dependencies=dependencies,
-        exclude=exclude,
-        array_parallelism=array_parallelism,
-        signal_seconds=signal_seconds,
-        folder=folder,
-    ).script()
+    return attempt.with_job(job_id, is_array=submission.is_array)
 
 
 def find_submitted(run: RunDir, attempt: Attempt) -> str | None:
@@ -158,7 +109,7 @@ def _submit(submission: Submission, script: Path) -> str:
     run, attempt = submission.run, submission.attempt
     environment = submission_environment(submission.header.directives)
     for number, pause in enumerate(PAUSES):
-        answer = _sbatch(script, environment)
+        answer = call_scheduler(["sbatch", "--parsable", str(script)], environment=environment, seconds=SBATCH_SECONDS)
         if answer.exit_code == 0:
             job_id = _job_id(answer) or _found(submission, answer)
             if number:
@@ -220,24 +171,3 @@ def _told(answer: Answer) -> str:
     """All that a command said, in one line, without its own name."""
     lines = [re.sub(r"^\w+: (?:error: |fatal: )?", "", line).strip() for line in answer.stderr.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line)) or f"exit code {answer.exit_code}"
-
-
-def _sbatch(script: Path, environment: Mapping[str, str]) -> Answer:
-    try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", str(script)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SBATCH_SECONDS,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise SchedulerMissing(
-            "there is no `sbatch` on this machine", hint="type the command on a login node of SLURM"
-        ) from error
-    except subprocess.TimeoutExpired:
-        return Answer(124, "", f"Socket timed out after {SBATCH_SECONDS:.0f} s")
-    return Answer(done.returncode, done.stdout, done.stderr)

@@ -20,7 +20,6 @@ from slime_stages.weights.folders import (
     numbered_folders,
     remove_dead_folders,
     remove_folder,
-    replace_folder,
 )
 from slime_stages.weights.hf_folder import check_hf_folder, other_files, visible_files
 from slime_stages.weights.record import (
@@ -36,7 +35,6 @@ __all__ = [
     "check_weights",
     "finish_folder",
     "prune_weights",
-    "publish_folder",
     "publish_link",
     "published_versions",
     "unpublished_folder",
@@ -48,7 +46,7 @@ _VERSION_FOLDER = r"(\d{6,})"
 
 @contextmanager
 def unpublished_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target`, to fill and hand to `publish_folder`; gone at the end otherwise."""
+    """A temporary folder beside `target`, to fill, finish and rename; gone at the end otherwise."""
     remove_dead_folders(target.parent)
     folder = new_temporary_folder(target)
     try:
@@ -67,14 +65,6 @@ def finish_folder(folder: Path, version: int, *, digests: Mapping[str, str] | No
     return _finish(folder, make_record(version, files))
 
 
-def publish_folder(
-    folder: Path, target: Path, *, digests: Mapping[str, str] | None = None, replace: bool = False
-) -> WeightsRecord:
-    """Make a filled `unpublished_folder` version `target`, whose name is its number. A version that is there already
-    stays: the same is fine, another is refused, unless `replace`."""
-    return _commit(folder, target, finish_folder(folder, int(target.name), digests=digests), replace=replace)
-
-
 def publish_link(source_hf_folder: Path, target: Path) -> WeightsRecord:
     """Make a version out of links to the files of a model folder, which must stay where it is."""
     source = source_hf_folder.absolute()
@@ -85,7 +75,7 @@ def publish_link(source_hf_folder: Path, target: Path) -> WeightsRecord:
             (folder / file.name).symlink_to(file)
             files[file.name] = _file_record(file)
         record = _finish(folder, make_record(int(target.name), files, source=source))
-        return _commit(folder, target, record, replace=False)
+        return _renamed(folder, target, record)
 
 
 def check_weights(folder: Path) -> WeightsRecord:
@@ -137,10 +127,8 @@ def _finish(folder: Path, record: WeightsRecord) -> WeightsRecord:
     return record
 
 
-def _commit(folder: Path, target: Path, record: WeightsRecord, *, replace: bool) -> WeightsRecord:
-    if replace:
-        replace_folder(folder, target)
-        return record
+def _renamed(folder: Path, target: Path, record: WeightsRecord) -> WeightsRecord:
+    """The version's record. One that is there already stays: the same is fine, another is refused."""
     try:
         folder.rename(target)
     except OSError as error:
@@ -156,6 +144,6 @@ def _existing(target: Path, record: WeightsRecord) -> WeightsRecord:
     if existing.digest != record.digest:
         raise DataError(
             f"{target} is published already, with digest {existing.digest}, not {record.digest}",
-            hint="slime-stages sync --force replaces it; what was generated with it becomes stale",
+            hint="begin another run for another model: --run RUN",
         )
     return existing

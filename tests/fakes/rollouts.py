@@ -17,7 +17,7 @@ from slime_stages.stage import StageCall, open_stage, read_config
 
 def fake_rollout(run: RunDir, iteration: int) -> list[Path]:
     """Make and commit every rollout shard of an iteration, as the stage would; returns the manifests."""
-    from stages.rollout.ask import new_group
+    from stages.rollout.new_group import new_group
 
     plan = ensure_plan(run, iteration)
     config = read_config(run, plan.config_revision)

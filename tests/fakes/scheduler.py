@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from slime_stages.slurm import inside
 from slime_stages.slurm.header import Header
 from slime_stages.slurm.jobs import CHAIN_STAGE, Attempt, TaskEnd, write_end
 from slime_stages.slurm.queue import JobInfo, Queue
+from slime_stages.slurm.submission import Submission
 from tests.slime_stages.cli.small_run import SmallRun
 
 Outcome = Callable[[str, int, int | None, int], int | str]
@@ -49,11 +49,11 @@ class FakeScheduler:
         monkeypatch.setattr(chain, "scheduler_limits", lambda: limits)
         return self
 
-    def submit(
-        self, run: Any, attempt: Attempt, *, dependencies: Sequence[str], exclude: Sequence[str], **_: Any
-    ) -> Attempt:
-        job_id = str(100 + len(self.attempts))
-        attempt = replace(attempt, dependencies=tuple(dependencies), excluded_nodes=tuple(exclude))
+    def submit(self, submission: Submission) -> Attempt:
+        job_id, exclude = str(100 + len(self.attempts)), submission.exclude
+        attempt = replace(
+            submission.attempt, dependencies=tuple(submission.dependencies), excluded_nodes=tuple(exclude)
+        )
         attempt = attempt.with_job(job_id, is_array=len(attempt.shards) > 1)
         self.attempts.append(attempt)
         self.excluded[job_id] = exclude
@@ -104,7 +104,7 @@ class FakeScheduler:
         assert task is not None
         self.infos[task] = info(task, "RUNNING")
         if (attempt.stage, attempt.shards[0]) == ("rollout", shard):
-            chain.advance(self.small.run)
+            chain.advance(self.small.run, by_job=True)
         title = f"{attempt.stage} {attempt.iteration}" + ("" if shard is None else f"/{shard}")
         tries = sum(each.startswith(title + ":") or each == title for each in self.order)
         result = 0 if attempt.stage == CHAIN_STAGE else self.outcome(attempt.stage, attempt.iteration, shard, tries)
@@ -118,7 +118,7 @@ class FakeScheduler:
         self.order.append(title if end.exit_code == 0 else f"{title}: {end.exit_code}")
         write_end(attempt, shard, end)
         if inside.needs_a_look(attempt, self.small.run, end):
-            chain.advance(self.small.run, ended=task)
+            chain.advance(self.small.run, by_job=True, ended=task)
         self.infos[task] = info(task, "FAILED" if end.exit_code else "COMPLETED", end.exit_code)
 
     def _committed(self, attempt: Attempt, shard: int | None, end: TaskEnd) -> TaskEnd:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from slime_stages.launch.states import first_incomplete
 from slime_stages.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.slurm.jobs import Attempt, TaskEnd, all_attempts, read_end
+from slime_stages.slurm.requeue import progress_of
 from tests.e2e.runs import SETTINGS
 from tests.slurm.cluster import Cluster
 from tests.slurm.faults import VARIABLE, plant
@@ -27,6 +29,8 @@ HEADER = """#!/bin/bash
 export OMP_NUM_THREADS=1
 exec {program} "$@"
 """
+FAULTS = {"custom-generate-function-path": "tests.slurm.faults.generate"}
+STAGES = ("rollout", "reward", "train", "sync")
 MEMORY = {"rollout": 1500, "reward": 1000, "train": 3000, "sync": 3000, "chain": 500}
 
 
@@ -65,26 +69,36 @@ class ChainRun:
 
     def call(self, *words: str, check: bool = True, timeout: float = 180.0) -> subprocess.CompletedProcess[str]:
         """`slime-stages WORDS` as a person types it."""
-        environment = {**self.cluster.environment, VARIABLE: str(self.folder / "faults"), "MKL_CBWR": "AVX2,STRICT"}
+        command, where = [COMMAND, *words], self.environment
         done = subprocess.run(
-            [COMMAND, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=timeout
+            command, cwd=ROOT, env=where, capture_output=True, text=True, check=False, timeout=timeout
         )
         if check and done.returncode != 0:
             raise AssertionError(f"slime-stages {' '.join(words)} ended with {done.returncode}:\n{done.stderr}")
         return done
 
-    def iter(self, count: int, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def iter(
+        self, count: int, *words: str, check: bool = True, timeout: float = 180.0
+    ) -> subprocess.CompletedProcess[str]:
         """`slime-stages iter --executor slurm` for so many iterations."""
+        return self.call("iter", *self.iter_words(count), *words, check=check, timeout=timeout)
+
+    def iter_words(self, count: int) -> list[str]:
         own = [word for name, value in self.settings.items() for word in (f"--{name}", value)]
-        fixed = [
-            "--run",
-            str(self.run.root),
-            "--config",
-            str(self.folder / "config.toml"),
-            "--sbatch",
-            str(self.sbatch),
-        ]
-        return self.call("iter", *fixed, "--executor", "slurm", "--n", str(count), *own, *words, check=check)
+        places = {"run": self.run.root, "config": self.folder / "config.toml", "sbatch": self.sbatch}
+        where = [word for name, path in places.items() for word in (f"--{name}", str(path))]
+        return [*where, "--executor", "slurm", "--n", str(count), *own]
+
+    def edit_header(self, stage: str, before: str, after: str) -> None:
+        """Replace words in the stage's header."""
+        path = self.sbatch / f"{stage}.sbatch"
+        assert before in path.read_text(), path.read_text()
+        path.write_text(path.read_text().replace(before, after))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a person who types a command."""
+        return {**self.cluster.environment, VARIABLE: str(self.folder / "faults"), "MKL_CBWR": "AVX2,STRICT"}
 
     def wait(self, target: int, *, seconds: float = 240.0) -> Chain:
         """Until the chain is complete or has stopped, and no job is left; its state."""
@@ -119,6 +133,33 @@ class ChainRun:
 
         self.until(runs, f"{stage} {iteration} running")
         return found[0]
+
+    def journalled(self, iteration: int, shard: int) -> int:
+        """How many groups of a rollout's newest submission are finished and kept."""
+        return progress_of(self.run, self.attempts("rollout", iteration)[-1].call(self.run, shard))
+
+    def process(self, job: str, number: int) -> int:
+        """The id of the `number`th process of a job on several nodes, as soon as it is there."""
+        found: list[int] = []
+        wanted = {f"SLURM_JOB_ID={job}", f"SLURM_PROCID={number}"}
+
+        def is_there() -> bool:
+            for folder in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    words = (folder / "cmdline").read_text().split("\0")
+                    if "slime_stages.slurm.inside" in words and wanted <= set(
+                        (folder / "environ").read_text(errors="replace").split("\0")
+                    ):
+                        found.append(int(folder.name))
+            return bool(found)
+
+        self.until(is_there, f"process {number} of job {job}")
+        return found[0]
+
+    def spans(self, *tasks: str) -> dict[str, tuple[str, str]]:
+        """When tasks began and ended, as accounting has it; its words for times are in order."""
+        lines = self.cluster.run("sacct", "-n", "-X", "-P", f"--jobs={','.join(tasks)}", "--format=JobID,Start,End")
+        return {task: (start, end) for task, start, end in (line.split("|") for line in lines.splitlines())}
 
     def report(self) -> str:
         """For a test that failed: the queue and what the jobs have said."""

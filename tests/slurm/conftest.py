@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from slime_stages.serving.engine import Engine
+from tests.e2e.runs import at_version_0
+from tests.slurm.chains import FAULTS, ChainRun
 from tests.slurm.cluster import Cluster
 from tests.slurm.packages import PackagesMissing
 
@@ -30,3 +34,12 @@ def slurm(cluster: Cluster) -> Iterator[Cluster]:
     """The cluster, empty and idle; whatever the test breaks is mended after."""
     yield cluster
     cluster.clear()
+
+
+@pytest.fixture
+def chain(slurm: Cluster, tmp_path: Path, tiny_model: Path, tiny_prompts: Path, tiny_engine: Engine) -> ChainRun:
+    """A run of 2 shards an iteration, not begun; its generate function does as `plant` says."""
+    engine = at_version_0(tiny_engine)
+    made = ChainRun(folder=tmp_path / "c", cluster=slurm, model=tiny_model, prompts=tiny_prompts, engine=engine)
+    made.settings = dict(FAULTS)
+    return made.prepare()

@@ -1,4 +1,4 @@
-"""A generate function that does as a test says before it asks the engine: exits, sleeps, fills memory, raises.
+"""A generate function that does as a test says before it asks the engine: exits, sleeps, freezes, fills memory.
 
 `$SLIME_STAGES_TEST_FAULTS/ITERATION-GROUP` holds one action a line, taken from the top, one a call.
 """
@@ -33,6 +33,12 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
     return sample
 
 
+def reward(args: Any, sample: Sample) -> float:
+    """1 if the sum of the token ids is odd; the other way about while there is a file `flip`."""
+    is_flipped = Path(os.environ.get(VARIABLE, "/nowhere"), "flip").exists()
+    return float(sum(sample.tokens) % 2 != is_flipped)
+
+
 def plant(folder: Path, iteration: int, group: int, *actions: str) -> None:
     """Have these happen, one after the other, when the group's prompt is asked."""
     folder.mkdir(exist_ok=True)
@@ -54,8 +60,9 @@ async def act(action: str) -> None:
         os._exit(int(value))
     elif word == "sleep":
         await asyncio.sleep(float(value))
-    elif word == "block":  # as code that does not yield
-        time.sleep(float(value))
+    elif word == "freeze":  # as code that does not yield, once other groups have had so many seconds
+        await asyncio.sleep(float(value))
+        time.sleep(600)
     elif word == "memory":
         hog = bytearray(int(value) << 20)
         hog[::4096] = b"x" * len(hog[::4096])

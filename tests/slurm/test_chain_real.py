@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -13,25 +15,11 @@ from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.states import first_incomplete
 from slime_stages.rundir import RunDir
 from slime_stages.sample_table import read_samples
-from slime_stages.serving.engine import Engine
 from tests.e2e.runs import at_version_0, manifests, new_run, run_iteration
 from tests.e2e.stage_calls import Forker
-from tests.slurm.chains import COMMAND, ROOT, ChainRun
-from tests.slurm.cluster import Cluster
+from tests.slurm.chains import COMMAND, ROOT, STAGES, ChainRun
 
 pytestmark = pytest.mark.slurm
-
-STAGES = ("rollout", "reward", "train", "sync")
-FAULTS = {"custom-generate-function-path": "tests.slurm.faults.generate"}
-
-
-@pytest.fixture
-def chain(slurm: Cluster, tmp_path: Path, tiny_model: Path, tiny_prompts: Path, tiny_engine: Engine) -> ChainRun:
-    """A run of 2 shards an iteration, not begun; its generate function does as `plant` says."""
-    engine = at_version_0(tiny_engine)
-    made = ChainRun(folder=tmp_path / "c", cluster=slurm, model=tiny_model, prompts=tiny_prompts, engine=engine)
-    made.settings = dict(FAULTS)
-    return made.prepare()
 
 
 def test_a_run_goes_on_without_anybody_and_gives_the_samples_of_a_run_here(
@@ -93,7 +81,7 @@ def test_a_cancelled_task_stops_the_chain_and_iter_goes_on(chain: ChainRun) -> N
     chain.plant(0, 3, "sleep 600")
     chain.iter(1)
     task = chain.running("rollout", 0, 1)
-    chain.until(lambda: journalled(chain) == 1, "a finished group")
+    chain.until(lambda: chain.journalled(0, 1) == 1, "a finished group")
     chain.cluster.run("scancel", task)
 
     state = chain.wait(1)
@@ -109,7 +97,7 @@ def test_a_node_that_dies_is_survived(chain: ChainRun) -> None:
     chain.plant(0, 3, "sleep 600")
     chain.iter(1)
     task = chain.running("rollout", 0, 1)
-    chain.until(lambda: journalled(chain) == 1, "a finished group")
+    chain.until(lambda: chain.journalled(0, 1) == 1, "a finished group")
     node = chain.cluster.run("squeue", "-h", "-j", task, "-o", "%N")
     chain.cluster.kill_node(node)
 
@@ -123,7 +111,7 @@ def test_a_job_that_is_requeued_by_hand_goes_on_from_its_journal(chain: ChainRun
     chain.plant(0, 3, "sleep 600")  # groups 2 and 3 are shard 1; group 2 is finished by then
     chain.iter(1)
     task = chain.running("rollout", 0, 1)
-    chain.until(lambda: journalled(chain) == 1, "a finished group")
+    chain.until(lambda: chain.journalled(0, 1) == 1, "a finished group")
     chain.cluster.run("scontrol", "requeue", task)
 
     assert chain.wait(1).stopped is None
@@ -131,18 +119,11 @@ def test_a_job_that_is_requeued_by_hand_goes_on_from_its_journal(chain: ChainRun
     assert first_incomplete(chain.run) == 1
 
 
-def journalled(chain: ChainRun) -> int:
-    from slime_stages.slurm.requeue import progress_of
-
-    [attempt] = chain.attempts("rollout", 0)
-    return progress_of(chain.run, attempt.call(chain.run, 1))
-
-
 def test_a_preempted_job_drains_and_comes_back(chain: ChainRun) -> None:
     chain.plant(0, 3, "sleep 600")
     chain.iter(1, "--slurm-rollout-partition", "low")
     chain.running("rollout", 0, 1)
-    chain.until(lambda: journalled(chain) == 1, "a finished group")
+    chain.until(lambda: chain.journalled(0, 1) == 1, "a finished group")
     everything = ("--nodes=4", "--exclusive", "--partition=main", "--wrap", "sleep 8")
     chain.cluster.run("sbatch", "--output=/dev/null", *everything)
 
@@ -209,10 +190,25 @@ def test_two_copies_of_a_task_commit_one_shard(chain: ChainRun) -> None:
     chain.iter(1)
     task = chain.running("rollout", 0, 1)
     node = chain.cluster.run("squeue", "-h", "-j", task, "-o", "%N")
-    chain.until(lambda: journalled(chain) == 1, "a finished group")
+    chain.until(lambda: chain.journalled(0, 1) == 1, "a finished group")
     chain.cluster.kill_slurmd(node)
 
     assert chain.wait(1).stopped is None
     plan = ensure_plan(chain.run, 0)
     shards = sorted(path.name for path in chain.run.stage_path("rollout", 0).glob("*.parquet"))
     assert shards == [chain.run.shard_path("rollout", 0, shard, plan.shard_count).name for shard in (0, 1)]
+
+
+def test_a_process_of_a_training_on_two_nodes_that_is_killed_as_it_loads_costs_one_try(chain: ChainRun) -> None:
+    chain.settings |= {"actor-num-nodes": "2", "actor-num-gpus-per-node": "1"}
+    chain.edit_header("train", "#SBATCH --cpus", "#SBATCH --nodes=2 --ntasks-per-node=1\n#SBATCH --cpus")
+    chain.iter(1)
+    chain.until(lambda: bool(chain.attempts("train", 0)), "a training in the queue")
+    os.kill(chain.process(str(chain.attempts("train", 0)[0].job_id), 1), signal.SIGKILL)
+
+    assert chain.wait(1).stopped is None
+    assert first_incomplete(chain.run) == 1
+    first, second = chain.tries("train", 0)
+    assert first is None or first.exit_code != 0
+    assert second is not None
+    assert (second.exit_code, second.restarts) == (0, 0)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from slime_stages.errors import UsageError
 from slime_stages.rundir import RunDir
 from slime_stages.slurm.header import Header, read_header, with_overrides
 from slime_stages.slurm.jobs import Attempt, claim_attempt, read_end
+from slime_stages.slurm.submission import Submission
 from slime_stages.slurm.submit import (
     cancel_jobs,
     find_submitted,
@@ -63,6 +65,10 @@ def claimed(run: RunDir, *shards: int | None, stage: str = "reward", after: int 
     return attempt
 
 
+def submit(run: RunDir, attempt: Attempt, header: Header, **options: Any) -> Attempt:
+    return submit_attempt(Submission(run=run, attempt=attempt, header=header, **options))
+
+
 def waiting(what: str, seconds: float = 90.0) -> Iterator[None]:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -87,7 +93,7 @@ def jobs(cluster: Cluster, attempt: Attempt) -> list[str]:
 
 
 def test_an_array_of_two_tasks_runs_and_each_tells_its_end(slurm: Cluster, run: RunDir, header: Header) -> None:
-    attempt = submit_attempt(run, claimed(run, 1, 0), header=header)
+    attempt = submit(run, claimed(run, 1, 0), header)
 
     assert ended(slurm, attempt) == ["COMPLETED 0:0"] * 2
     for shard in (0, 1):
@@ -104,7 +110,7 @@ def test_an_array_of_two_tasks_runs_and_each_tells_its_end(slurm: Cluster, run: 
 def test_slurm_sees_our_exit_code(slurm: Cluster, run: RunDir, header: Header) -> None:
     run.shard_path("rollout", 0, 0, 2).unlink()
 
-    attempt = submit_attempt(run, claimed(run, 0), header=header)
+    attempt = submit(run, claimed(run, 0), header)
 
     end_states = ended(slurm, attempt)
     end = read_end(attempt, 0)
@@ -118,7 +124,7 @@ def test_a_job_of_four_processes_on_two_nodes_tells_one_end(slurm: Cluster, run:
     options = "#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=1 --mem=3000M --time=10"
     path.write_text(f'#!/bin/bash\n{options}\nexec srun {sys.executable} -m stages.train "$@"\n')
 
-    attempt = submit_attempt(run, claimed(run, None, stage="train"), header=read_header(path, "train"))
+    attempt = submit(run, claimed(run, None, stage="train"), read_header(path, "train"))
 
     assert ended(slurm, attempt)[0].startswith("FAILED"), "the rewards are missing"
     end = read_end(attempt, None)
@@ -128,7 +134,7 @@ def test_a_job_of_four_processes_on_two_nodes_tells_one_end(slurm: Cluster, run:
 
 
 def test_a_set_up_line_that_fails_fails_the_job(slurm: Cluster, run: RunDir, tmp_path: Path) -> None:
-    attempt = submit_attempt(run, claimed(run, 0), header=write_header(tmp_path, "", "source nowhere/activate"))
+    attempt = submit(run, claimed(run, 0), write_header(tmp_path, "", "source nowhere/activate"))
 
     assert ended(slurm, attempt) == ["FAILED 1:0"]
     assert "the set-up of reward failed" in attempt.log_paths(0)[1].read_text()
@@ -143,9 +149,11 @@ def test_a_job_submits_another_as_if_from_outside(slurm: Cluster, run: RunDir, t
         "from slime_stages.rundir import RunDir\n"
         "from slime_stages.slurm.header import read_header\n"
         "from slime_stages.slurm.jobs import read_attempt\n"
+        "from slime_stages.slurm.submission import Submission\n"
         "from slime_stages.slurm.submit import submit_attempt\n"
+        f"run, attempt = RunDir(Path({str(run.root)!r})), read_attempt(Path({str(attempt.folder)!r}))\n"
         f"header = read_header(Path({str(header.path)!r}), 'reward')\n"
-        f"submit_attempt(RunDir(Path({str(run.root)!r})), read_attempt(Path({str(attempt.folder)!r})), header=header)\n"
+        "submit_attempt(Submission(run=run, attempt=attempt, header=header))\n"
     )
     outer = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=2", "--mem-per-cpu=300M", "--cpus-per-task=1"]
 
@@ -168,7 +176,7 @@ def test_an_unknown_partition_is_told_with_the_file_and_sbatchs_words(
     attempt = claimed(run, 0, 1)
 
     with pytest.raises(UsageError, match=r"reward\.sbatch:3: sbatch refuses reward's job: .*partition.*nowhere"):
-        submit_attempt(run, attempt, header=write_header(tmp_path, "#SBATCH -p nowhere"))
+        submit(run, attempt, write_header(tmp_path, "#SBATCH -p nowhere"))
 
     assert not attempt.folder.exists()
     assert slurm.run("squeue", "--noheader", f"--name={job_name(run)}") == ""
@@ -176,12 +184,12 @@ def test_an_unknown_partition_is_told_with_the_file_and_sbatchs_words(
 
 def test_an_option_that_sbatch_does_not_know_is_told_with_its_line(slurm: Cluster, run: RunDir, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"reward\.sbatch:3: .*--frobnicate"):
-        submit_attempt(run, claimed(run, 0), header=write_header(tmp_path, "#SBATCH --frobnicate=1"))
+        submit(run, claimed(run, 0), write_header(tmp_path, "#SBATCH --frobnicate=1"))
 
 
 def test_an_account_that_one_is_not_in_is_told_with_its_line(slurm: Cluster, run: RunDir, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--slurm-account: sbatch refuses reward's job: .*[Aa]ccount"):
-        submit_attempt(run, claimed(run, 0), header=with_overrides(write_header(tmp_path, ""), {"account": "somebody"}))
+        submit(run, claimed(run, 0), with_overrides(write_header(tmp_path, ""), {"account": "somebody"}))
 
 
 def test_a_controller_that_is_away_for_20_seconds_gets_one_job(slurm: Cluster, run: RunDir, header: Header) -> None:
@@ -189,7 +197,7 @@ def test_a_controller_that_is_away_for_20_seconds_gets_one_job(slurm: Cluster, r
     back = threading.Timer(20, slurm.start_controller)
     back.start()
 
-    attempt = submit_attempt(run, claimed(run, 0, 1), header=header)
+    attempt = submit(run, claimed(run, 0, 1), header)
 
     back.join()
     assert ended(slurm, attempt) == ["COMPLETED 0:0"] * 2
@@ -205,7 +213,7 @@ def test_a_job_that_was_taken_although_the_answer_was_lost_is_the_only_one(
     os.kill(controller, signal.SIGSTOP)  # it has the request in its socket, and takes it when it wakes
     threading.Timer(14, os.kill, (controller, signal.SIGCONT)).start()
 
-    attempt = submit_attempt(run, claimed(run, 0), header=header)
+    attempt = submit(run, claimed(run, 0), header)
 
     assert "sbatch got no answer: " in capsys.readouterr().err
     assert ended(slurm, attempt) == ["COMPLETED 0:0"]
@@ -217,7 +225,7 @@ def test_a_job_that_is_put_back_into_the_queue_keeps_what_it_printed(
     slurm: Cluster, run: RunDir, tmp_path: Path
 ) -> None:
     (tmp_path / "SLOW").touch()
-    attempt = submit_attempt(run, claimed(run, 0), header=write_header(tmp_path, "", 'echo "set up" >&2'))
+    attempt = submit(run, claimed(run, 0), write_header(tmp_path, "", 'echo "set up" >&2'))
     for _ in waiting("the task"):
         if (tmp_path / "STARTED").exists():
             break
@@ -255,8 +263,7 @@ def test_more_shards_than_an_array_may_have_are_several_arrays(slurm: Cluster, r
     parts = split_shards(range(1002), 1001)
 
     attempts = [
-        submit_attempt(run, claimed(run, *part, after=number), header=held, array_parallelism=7)
-        for number, part in enumerate(parts)
+        submit(run, claimed(run, *part, after=number), held, array_parallelism=7) for number, part in enumerate(parts)
     ]
 
     assert [attempt.is_array for attempt in attempts] == [True, False]
@@ -269,9 +276,9 @@ def test_dependencies_of_a_pending_job_can_be_changed_and_jobs_cancelled(
     slurm: Cluster, run: RunDir, header: Header
 ) -> None:
     held = with_overrides(header, {"hold": True})
-    first = submit_attempt(run, claimed(run, 0), header=held)
-    second = submit_attempt(run, claimed(run, 1, after=1), header=header, dependencies=[str(first.job_id)])
-    third = submit_attempt(run, claimed(run, 1, after=2), header=held)
+    first = submit(run, claimed(run, 0), held)
+    second = submit(run, claimed(run, 1, after=1), header, dependencies=[str(first.job_id)])
+    third = submit(run, claimed(run, 1, after=2), held)
 
     assert "Dependency=afterany:" + str(first.job_id) in jobs(slurm, second)[0]
     assert set_dependency(str(second.job_id), [str(first.job_id), str(third.job_id)])

@@ -9,21 +9,10 @@ import pytest
 
 from slime_stages.cli import logs
 from slime_stages.errors import MissingInputError, UsageError
-from slime_stages.rundir import RunDir
 from slime_stages.slurm.listing import JobInfo
 from tests.fakes.commands import FakeCommands
-from tests.slime_stages.cli.small_run import SmallRun, make_model_folder
+from tests.slime_stages.cli.small_run import SmallRun
 from tests.slime_stages.launch.jobs_on_disk import ended, printed, submitted
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> SmallRun:
-    return SmallRun(run=RunDir(tmp_path / "run")).start(make_model_folder(tmp_path / "model"))
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCommands:
-    return FakeCommands(tmp_path / "bin").install(monkeypatch)
 
 
 @pytest.fixture

@@ -5,19 +5,12 @@ import re
 import resource
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime_stages.cli.main import main
-from slime_stages.rundir import RunDir
-from tests.slime_stages.cli.small_run import SmallRun, made_up_samples, make_model_folder
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> SmallRun:
-    return SmallRun(run=RunDir(tmp_path / "run")).start(make_model_folder(tmp_path / "model"))
+from tests.slime_stages.cli.small_run import SmallRun, made_up_samples
 
 
 def status(small: SmallRun, capsys: pytest.CaptureFixture[str], *words: str) -> str:

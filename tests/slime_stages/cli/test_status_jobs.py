@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,22 +14,11 @@ from slime_stages.errors import DataError
 from slime_stages.launch import summaries
 from slime_stages.launch.chain_state import Chain, stop_chain, write_chain
 from slime_stages.launch.run_overview import run_overview
-from slime_stages.rundir import RunDir
 from slime_stages.slurm.listing import JobInfo
 from tests.fakes.commands import FakeCommands
-from tests.slime_stages.cli.small_run import SmallRun, make_model_folder
+from tests.slime_stages.cli.small_run import SmallRun
 from tests.slime_stages.cli.test_status import cells
 from tests.slime_stages.launch.jobs_on_disk import ended, submitted
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> SmallRun:
-    return SmallRun(run=RunDir(tmp_path / "run")).start(make_model_folder(tmp_path / "model"))
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCommands:
-    return FakeCommands(tmp_path / "bin").install(monkeypatch)
 
 
 @pytest.fixture
@@ -108,7 +96,7 @@ def test_json_has_the_jobs_and_what_it_had(busy: SmallRun, capsys: pytest.Captur
     assert part["stages"]["rollout"]["counts"] == {"corrupt": 0, "stale": 0, "missing": 1, "committed": 1}
     assert part["stages"]["rollout"]["activity"] == {"failed": 1, "committed": 1}
     assert found["jobs"] == {"running": 1, "queued": {"Resources": 1}, "silence": None}
-    assert found["chain"] == {"target": 3, "lookahead": 2, "stopped": None, "advice": None}
+    assert found["chain"] == {"target": 3, "lookahead": 2, "stopped": None, "advice": None, "is_driven": False}
     assert [(task["title"], task["activity"], task["job"]) for task in part["tasks"]] == [
         ("rollout 0/1", "failed", "100_1"),
         ("reward 0/0", "running", "101_0"),

@@ -12,22 +12,11 @@ from slime_stages.launch.overview import TaskFact
 from slime_stages.launch.run_overview import RunOverview, run_overview
 from slime_stages.lineage import journal_of
 from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
 from slime_stages.slurm import commands
 from slime_stages.slurm.listing import JobInfo
 from tests.fakes.commands import FakeCommands
-from tests.slime_stages.cli.small_run import SmallRun, made_up_samples, make_model_folder
+from tests.slime_stages.cli.small_run import SmallRun, made_up_samples
 from tests.slime_stages.launch.jobs_on_disk import ended, submitted
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> SmallRun:
-    return SmallRun(run=RunDir(tmp_path / "run")).start(make_model_folder(tmp_path / "model"))
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCommands:
-    return FakeCommands(tmp_path / "bin").install(monkeypatch)
 
 
 def activity(overview: RunOverview, stage: str) -> dict[str, int]:

@@ -1,20 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from slime_stages.launch.memory_sizes import memory_sizes
 from slime_stages.lineage import committed
-from slime_stages.rundir import RunDir
 from slime_stages.slurm.advice import SIZES
-from tests.slime_stages.cli.small_run import SmallRun, make_model_folder
+from tests.slime_stages.cli.small_run import SmallRun
 from tests.slime_stages.config.settings import resolved
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> SmallRun:
-    return SmallRun(run=RunDir(tmp_path / "run")).start(make_model_folder(tmp_path / "model"))
 
 
 def test_training_depends_on_the_longest_response_and_on_the_batch(small: SmallRun) -> None:

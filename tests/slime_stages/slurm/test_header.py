@@ -17,7 +17,7 @@ def header(folder: Path, text: str, stage: str = "rollout") -> Header:
     return read_header(path, stage)
 
 
-@pytest.mark.parametrize("stage", ["rollout", "reward", "train", "sync", "chain"])
+@pytest.mark.parametrize("stage", ["rollout", "reward", "train", "sync", "chain", "serve"])
 def test_our_own_scripts_are_headers(stage: str) -> None:
     read = read_header(ROOT / "sbatch" / f"{stage}.sbatch", stage)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,9 @@ from slime_stages.slurm.commands import SchedulerMissing
 from slime_stages.slurm.header import Header, read_header, with_overrides
 from slime_stages.slurm.jobs import Attempt, claim_attempt, read_attempt
 from slime_stages.slurm.names import comment_of, job_name
-from slime_stages.slurm.script import Submission
-from slime_stages.slurm.submit import find_submitted, script_text, split_shards, submit_attempt
+from slime_stages.slurm.script import script_text
+from slime_stages.slurm.submission import Submission
+from slime_stages.slurm.submit import find_submitted, split_shards, submit_attempt
 
 HEADER = f"""#!/bin/bash
 #SBATCH --partition=gpu
@@ -45,6 +47,10 @@ def claimed(run: RunDir, *shards: int | None, after: int = 0, stage: str = "roll
     return attempt
 
 
+def submitted(run: RunDir, attempt: Attempt, header: Header, **options: Any) -> Attempt:
+    return submit_attempt(Submission(run=run, attempt=attempt, header=header, **options))
+
+
 def lines(text: str) -> list[str]:
     return text.splitlines()
 
@@ -70,7 +76,8 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_script_has_the_headers_options_and_ours(run: RunDir, header: Header) -> None:
     attempt = claimed(run, 0, 1, 2, 5)
 
-    text = lines(script_text(run, attempt, header=header, dependencies=["7", "9"], exclude=["n3"], array_parallelism=2))
+    options: dict[str, Any] = {"dependencies": ["7", "9"], "exclude": ["n3"], "array_parallelism": 2}
+    text = lines(script_text(Submission(run=run, attempt=attempt, header=header, **options)))
 
     for line in (
         "#SBATCH --array=0-3%2",
@@ -99,7 +106,8 @@ def test_the_script_has_the_headers_options_and_ours(run: RunDir, header: Header
 def test_one_shard_is_a_plain_job_and_no_requeue_is_respected(run: RunDir, header: Header) -> None:
     plain = with_overrides(header, {"no-requeue": True, "comment": "mine", "exclude": "n1"})
 
-    text = lines(script_text(run, claimed(run, 3), header=plain, exclude=["n2"], signal_seconds=300))
+    attempt = claimed(run, 3)
+    text = lines(script_text(Submission(run=run, attempt=attempt, header=plain, exclude=["n2"], signal_seconds=300)))
 
     assert not [line for line in text if "--array" in line or line == "#SBATCH --requeue"]
     assert "#SBATCH --no-requeue" in text
@@ -114,7 +122,7 @@ def test_jobs_of_a_run_share_a_name_that_no_other_run_has(run: RunDir) -> None:
 
 
 def test_an_attempt_is_submitted_and_can_be_read_from_its_folder(run: RunDir, header: Header, commands: Path) -> None:
-    attempt = submit_attempt(run, claimed(run, 4, 5), header=header, dependencies=["7"])
+    attempt = submitted(run, claimed(run, 4, 5), header, dependencies=["7"])
 
     assert (attempt.job_id, attempt.is_array, attempt.dependencies) == ("4711", True, ("7",))
     assert read_attempt(attempt.folder) == attempt
@@ -129,7 +137,7 @@ def test_command_sh_makes_the_same_calls_by_hand(run: RunDir, header: Header, co
     (tmp_path / "rollout.sbatch").write_text(HEADER.replace(sys.executable, "./my-python"))
     (tmp_path / "my-python").symlink_to(program)
     header = read_header(tmp_path / "rollout.sbatch", "rollout")
-    attempt = submit_attempt(run, claimed(run, 4, 5), header=header, folder=tmp_path)
+    attempt = submitted(run, claimed(run, 4, 5), header, folder=tmp_path)
 
     told = subprocess.run([attempt.folder / "command.sh", "--force"], capture_output=True, text=True, check=True)
 
@@ -144,7 +152,7 @@ def test_a_refusal_names_the_line_and_leaves_nothing_behind(run: RunDir, header:
     attempt = claimed(run, 0, 1)
 
     with pytest.raises(UsageError, match=r"rollout\.sbatch:2: sbatch refuses rollout's job: invalid partition") as told:
-        submit_attempt(run, attempt, header=header)
+        submitted(run, attempt, header)
 
     assert "--slurm-rollout-OPTION" in str(told.value.hint)
     assert list(attempt.folder.parent.iterdir()) == []
@@ -156,7 +164,7 @@ def test_a_full_queue_can_be_tried_again(run: RunDir, header: Header, commands: 
     attempt = claimed(run, 0)
 
     with pytest.raises(RetryableError, match="takes no more jobs"):
-        submit_attempt(run, attempt, header=header)
+        submitted(run, attempt, header)
 
     assert not attempt.folder.exists()
 
@@ -168,7 +176,7 @@ def test_a_job_whose_answer_was_lost_is_found_and_not_submitted_twice(
     command(commands, "sbatch", "echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1")
     command(commands, "squeue", f"echo '12|somebody else'; echo '4712|{comment_of(run, attempt)}; mine'")
 
-    assert submit_attempt(run, attempt, header=header).job_id == "4712"
+    assert submitted(run, attempt, header).job_id == "4712"
     assert (commands / "calls").read_text().count("sbatch --parsable") == 1
 
 
@@ -180,7 +188,7 @@ def test_a_second_job_that_appears_late_is_cancelled(run: RunDir, header: Header
     command(commands, "squeue", f"[ -e {commands}/both ] && echo '{both}'; true")
     command(commands, "scancel", "")
 
-    assert submit_attempt(run, attempt, header=header).job_id == "4715"
+    assert submitted(run, attempt, header).job_id == "4715"
     assert (commands / "calls").read_text().endswith("scancel 4714\n")
 
 
@@ -192,7 +200,7 @@ def test_a_controller_that_is_away_is_asked_again(run: RunDir, header: Header, c
         f"[ -e {commands}/back ] && echo 4713 && exit; touch {commands}/back; echo '{away}' >&2; exit 1",
     )
 
-    assert submit_attempt(run, claimed(run, 0), header=header).job_id == "4713"
+    assert submitted(run, claimed(run, 0), header).job_id == "4713"
 
 
 def test_where_it_stays_away_the_claim_stays_too(run: RunDir, header: Header, commands: Path) -> None:
@@ -200,7 +208,7 @@ def test_where_it_stays_away_the_claim_stays_too(run: RunDir, header: Header, co
     attempt = claimed(run, 0)
 
     with pytest.raises(RetryableError, match="does not answer sbatch: Connection refused"):
-        submit_attempt(run, attempt, header=header)
+        submitted(run, attempt, header)
 
     assert read_attempt(attempt.folder).job_id is None
     assert find_submitted(run, attempt) is None
@@ -212,7 +220,7 @@ def test_without_slurm_that_is_what_is_said(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(SchedulerMissing, match="there is no `sbatch`"):
-        submit_attempt(run, claimed(run, 0), header=header)
+        submitted(run, claimed(run, 0), header)
 
 
 def test_sbatch_gets_none_of_an_outer_jobs_variables(
@@ -222,7 +230,7 @@ def test_sbatch_gets_none_of_an_outer_jobs_variables(
         monkeypatch.setenv(name, "4")
     command(commands, "sbatch", f"env > {commands}/env; echo 1")
 
-    submit_attempt(run, claimed(run, 0), header=header)
+    submitted(run, claimed(run, 0), header)
 
     names = {line.split("=")[0] for line in (commands / "env").read_text().splitlines()}
     assert not names & {"SLURM_NTASKS", "SLURM_CPU_BIND", "SBATCH_PARTITION", "SLURM_JOB_ID"}
@@ -233,7 +241,7 @@ def test_a_set_up_line_that_fails_ends_the_job_and_says_which(run: RunDir, tmp_p
     (tmp_path / "rollout.sbatch").write_text(HEADER.replace("export MODE=set-up", f"{line}\necho on"))
     bad = read_header(tmp_path / "rollout.sbatch", "rollout")
     submission = Submission(run=run, attempt=claimed(run, 0), header=bad)
-    (tmp_path / "script").write_text(submission.script())
+    (tmp_path / "script").write_text(script_text(submission))
 
     told = subprocess.run(["bash", tmp_path / "script"], capture_output=True, text=True, check=False, cwd=tmp_path)
 
@@ -253,5 +261,5 @@ def test_a_run_whose_path_slurm_would_take_for_a_pattern_is_refused(tmp_path: Pa
     run.create()
 
     with pytest.raises(UsageError, match="SLURM cannot write logs into"):
-        submit_attempt(run, claimed(run, 0), header=header)
+        submitted(run, claimed(run, 0), header)
     assert not list((run.root / "jobs").rglob("script.sbatch"))

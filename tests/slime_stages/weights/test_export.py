@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import FileSystemWriter, save
 from slime_stages.digest import digest_file
 from slime_stages.errors import DataError, MissingInputError
 from slime_stages.weights.export import export_hf
-from slime_stages.weights.publish import publish_folder, unpublished_folder, verify_weights
+from slime_stages.weights.publish import finish_folder, unpublished_folder, verify_weights
 from slime_stages.weights.torch_dist import TorchDistReader
 from slime_stages.weights.verify import Probe, load_strictly, verify_log_probs
 from stages.train.megatron import checkpoint
@@ -166,7 +166,8 @@ def test_an_export_is_published_with_the_digests_it_wrote(
     target = tmp_path / "000001"
     with unpublished_folder(target) as folder:
         report = export_hf(checkpoints["qwen3"], models["qwen3"], folder)
-        record = publish_folder(folder, target, digests=report.digests)
+        record = finish_folder(folder, 1, digests=report.digests)
+        folder.rename(target)
 
     assert verify_weights(target) == record
     assert {name: file.digest for name, file in record.files.items()} == report.digests
@@ -178,7 +179,8 @@ def test_a_published_version_can_be_the_template_of_the_next(
     for source, version in ((models["qwen3"], "000001"), (tmp_path / "000001", "000002")):
         with unpublished_folder(tmp_path / version) as folder:
             export_hf(checkpoints["qwen3"], source, folder)
-            publish_folder(folder, tmp_path / version)
+            finish_folder(folder, int(version))
+            folder.rename(tmp_path / version)
 
     assert verify_weights(tmp_path / "000002").version == 2
 

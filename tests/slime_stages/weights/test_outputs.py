@@ -12,7 +12,7 @@ from slime_stages.manifest import Manifest
 from slime_stages.rundir import RunDir
 from slime_stages.weights.checkpoints import MODEL, OPTIMIZER, CheckpointRecord, iteration_folder, write_record
 from slime_stages.weights.outputs import check_outputs, is_past_repair
-from slime_stages.weights.publish import publish_folder, unpublished_folder
+from slime_stages.weights.publish import finish_folder, unpublished_folder
 
 
 @pytest.fixture
@@ -30,9 +30,13 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def publish(run: RunDir, version: int, weights: bytes = b"weights") -> str:
-    with unpublished_folder(run.weights_path(version)) as folder:
+    target = run.weights_path(version)
+    with unpublished_folder(target) as folder:
         (folder / "model.safetensors").write_bytes(weights)
-        return publish_folder(folder, run.weights_path(version), replace=True).digest
+        digest = finish_folder(folder, version).digest
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
+    return digest
 
 
 def made(kind: str, iteration: int, content: str = "") -> Manifest:

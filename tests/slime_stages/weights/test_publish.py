@@ -12,8 +12,8 @@ from slime_stages.errors import DataError, MissingInputError
 from slime_stages.weights.publish import (
     check_hf_folder,
     check_weights,
+    finish_folder,
     prune_weights,
-    publish_folder,
     publish_link,
     unpublished_folder,
     verify_weights,
@@ -29,11 +29,13 @@ def make_model(folder: Path, weights: bytes = b"weights") -> Path:
     return folder
 
 
-def publish(target: Path, weights: bytes = b"weights", *, replace: bool = False) -> WeightsRecord:
+def publish(target: Path, weights: bytes = b"weights") -> WeightsRecord:
     with unpublished_folder(target) as folder:
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(weights)
-        return publish_folder(folder, target, replace=replace)
+        record = finish_folder(folder, int(target.name))
+        folder.rename(target)
+    return record
 
 
 def names(folder: Path) -> list[str]:
@@ -55,7 +57,7 @@ def test_a_published_version_has_a_record_with_the_digest_of_each_file(tmp_path:
 def test_digests_that_are_known_are_not_computed_again(tmp_path: Path) -> None:
     with unpublished_folder(tmp_path / "000001") as folder:
         (folder / "config.json").write_text("{}")
-        record = publish_folder(folder, tmp_path / "000001", digests={"config.json": "as told"})
+        record = finish_folder(folder, 1, digests={"config.json": "as told"})
 
     assert record.files["config.json"].digest == "as told"
 
@@ -68,18 +70,6 @@ def test_the_digest_of_a_version_depends_on_its_files_alone(tmp_path: Path) -> N
     )
 
     assert first.digest == second.digest != third.digest
-
-
-def test_a_version_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
-    first = publish(tmp_path / "000001")
-
-    assert publish(tmp_path / "000001") == first
-    with pytest.raises(DataError, match="000001 is published already, with digest"):
-        publish(tmp_path / "000001", b"others")
-    assert (tmp_path / "000001" / "model.safetensors").read_bytes() == b"weights"
-    publish(tmp_path / "000001", b"others", replace=True)
-    assert (tmp_path / "000001" / "model.safetensors").read_bytes() == b"others"
-    assert names(tmp_path) == ["000001"]
 
 
 def test_nothing_is_left_of_a_version_that_was_not_published(tmp_path: Path) -> None:
@@ -103,6 +93,16 @@ def test_version_zero_links_to_the_model_folder_and_leaves_it_alone(tmp_path: Pa
     assert (record.version, record.source) == (0, str(source))
     assert verify_weights(target) == record
     assert publish_link(source, target) == record
+
+
+def test_links_to_another_model_do_not_take_the_place_of_a_version(tmp_path: Path) -> None:
+    publish_link(make_model(tmp_path / "model"), tmp_path / "weights" / "000000")
+
+    with pytest.raises(DataError, match="000000 is published already, with digest"):
+        publish_link(make_model(tmp_path / "other", b"others"), tmp_path / "weights" / "000000")
+
+    assert (tmp_path / "weights" / "000000" / "model.safetensors").read_bytes() == b"weights"
+    assert names(tmp_path / "weights") == ["000000"]
 
 
 def test_links_to_a_model_folder_that_moved_or_changed_are_refused(tmp_path: Path) -> None:

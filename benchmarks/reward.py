@@ -1,0 +1,141 @@
+"""What scoring in workers that can be killed costs and gains, beside a plain loop over the same grader.
+
+    python benchmarks/reward.py --samples 2000 --answers answers.jsonl
+
+Scores responses with reward type `math` twice: in a loop in this process, and in a reward pool with its deadline,
+memory limit and replaced workers, from the first task to the last answer; the pool's start is told apart. Rewards must
+be the same. `--answers` is a file of {"response", "label"}; without it they are solutions as models write them, in
+the forms of answers that occur in the MATH problems, right and wrong, each with numbers of its own. Best of three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from slime_stages.rewards.graders.math import grade_math
+from slime_stages.rewards.pool import RewardPool, RewardTask
+from slime_stages.sample import Sample
+
+ROUNDS = 3
+Answer = tuple[str, str]
+
+# A response's answer and its label; n and m are numbers that change from one sample to the next.
+FORMS = [
+    ("{n}", "{n}"),
+    ("{n}", "{m}"),
+    ("{n},{m}00", "{n}{m}00"),
+    (r"\frac{{{n}}}{{{m}}}", r"\frac{{{n}}}{{{m}}}"),
+    (r"\dfrac{{{n}}}{{{m}}}", r"\frac{{{m}}}{{{n}}}"),
+    (r"{n}\sqrt{{{m}}}", r"{n}\sqrt{{{m}}}"),
+    (r"\sqrt{{{n}}}", r"{m}\sqrt{{{n}}}"),
+    (r"\frac{{{n}\sqrt{{3}}}}{{{m}}}", r"\frac{{{n}}}{{{m}}}\sqrt{{3}}"),
+    (r"{n}\pi", r"{m}\pi"),
+    (r"\frac{{{n}\pi}}{{{m}}}", r"\frac{{{n}}}{{{m}}}\pi"),
+    ("{n}x+{m}", "{m}+{n}x"),
+    ("x^2-{n}x+{m}", "x^2-{m}x+{n}"),
+    ("(x-{n})(x+{m})", "(x+{m})(x-{n})"),
+    ("({n},{m})", "({n}, {m})"),
+    (r"\left({n},{m}\right]", "({n},{m}]"),
+    (r"[{n},\infty)", r"[{m},\infty)"),
+    (r"{n}^\circ", "{n}"),
+    (r"{n}\%", r"{m}\%"),
+    (r"\text{{(B)}}", r"\text{{(C)}}"),
+    (r"x={n}", "{n}"),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--answers", type=Path)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    answers = read_answers(options.answers) if options.answers else made_answers()
+    answers = list(itertools.islice(itertools.cycle(answers), options.samples))
+    grade_math(r"\boxed{2x+1}", "1+2x")  # imports
+
+    alone, expected = min(in_a_fresh_process(answers) for _ in range(ROUNDS))
+    rounds = [pooled(answers, options.workers) for _ in range(ROUNDS)]
+    together, started, _ = min(rounds)
+    assert all(rewards == expected for _, _, rewards in rounds), "the pool's rewards are not the loop's"
+    processor = [processor_seconds(lambda: in_a_fresh_process(answers), lambda: in_a_fresh_process(()))]
+    processor += [processor_seconds(lambda: pooled(answers, options.workers), lambda: pooled((), options.workers))]
+
+    count = len(answers)
+    overhead = (together - alone / options.workers) / count
+    print(f"{count:,} answers, {sum(expected):,.0f} right; best of {ROUNDS}")
+    print(f"plain loop       {count / alone:>9,.0f} samples/s   {alone / count * 1e3:.2f} ms a sample")
+    print(f"pool of {options.workers:<8} {count / together:>9,.0f} samples/s   started in {started:.2f} s")
+    print("processor time   " + ", ".join(f"{seconds / count * 1e3:.2f}" for seconds in processor) + " ms a sample")
+    print(f"{alone / together:.2f} times as fast; {overhead * 1e3:.2f} ms more for a sample than its share of the loop")
+
+
+def processor_seconds(work: Callable[[], object], nothing: Callable[[], object]) -> float:
+    """Of all processes, less what the same costs without samples. Other work on the machine matters less to it."""
+    spent = []
+    for each in (nothing, work):
+        before = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        each()
+        after = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        spent.append(after - before)
+    return spent[1] - spent[0]
+
+
+def in_a_fresh_process(answers: Sequence[Answer]) -> tuple[float, list[float]]:
+    """What the loop has seen before, it does not work out again: as the pool's workers, it begins without that."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as executor:
+        return executor.submit(plain_loop, answers).result()
+
+
+def plain_loop(answers: Sequence[Answer]) -> tuple[float, list[float]]:
+    """Seconds, and the rewards."""
+    started = time.perf_counter()
+    rewards = [float(grade_math(response, label)) for response, label in answers]
+    return time.perf_counter() - started, rewards
+
+
+def pooled(answers: Sequence[Answer], workers: int) -> tuple[float, float, list[float]]:
+    """Seconds for scoring, seconds until the first answer of a new pool, and the rewards."""
+    begun = time.perf_counter()
+    with RewardPool(
+        {"rm_type": "math"}, workers=workers, timeout_seconds=60.0, memory_bytes=16 << 30, tasks_per_worker=1000
+    ) as pool:
+        list(pool.score(tasks(answers[: 2 * workers])))
+        started = time.perf_counter()
+        outcomes = list(pool.score(tasks(answers)))
+        seconds = time.perf_counter() - started
+    rewards = {int(outcome.key): outcome.rewards[0] for outcome in outcomes}
+    return seconds, started - begun, [float(rewards[row]) for row in range(len(answers))]  # type: ignore[arg-type]
+
+
+def tasks(answers: Sequence[Answer]) -> Iterator[RewardTask]:
+    for row, (response, label) in enumerate(answers):
+        sample = Sample(response=response, label=label).to_dict()
+        yield RewardTask(key=str(row), samples=[sample], is_list=False)
+
+
+def read_answers(path: Path) -> list[Answer]:
+    rows = map(json.loads, path.read_text().splitlines())
+    return [(row["response"], str(row["label"])) for row in rows]
+
+
+def made_answers() -> Iterator[Answer]:
+    dice = random.Random(0)
+    steps = "We set up the equation, expand both sides and collect terms, which gives $x^2 + 3x = 10$.\n" * 20
+    for answer, label in itertools.cycle(FORMS):
+        numbers = {"n": dice.randint(2, 97), "m": dice.randint(2, 97)}
+        yield f"{steps}So the answer is $\\boxed{{{answer.format(**numbers)}}}$.", label.format(**numbers)
+
+
+if __name__ == "__main__":
+    main()
