@@ -8,6 +8,7 @@ from slime_stages.schema import ENUM, SCHEMAS, Column, ShardSchema
 
 FILES = {
     "prompts": ("prompts/prompts.parquet", "prompts/eval-NAME.parquet"),
+    "prompts_with_media": ("prompts/prompts.parquet", "prompts/eval-NAME.parquet"),
     "rollout": ("iterations/000012/rollout/shard-00003-of-00008.parquet",),
     "reward": ("iterations/000012/reward/shard-00003-of-00008.parquet",),
     "train": ("iterations/000012/train/samples.parquet",),

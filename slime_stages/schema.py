@@ -199,4 +199,14 @@ PROMPTS = ShardSchema(
     ),
 )
 
-SCHEMAS = (PROMPTS, ROLLOUT, REWARD, TRAIN)
+MEDIA_PROMPTS = replace(
+    PROMPTS,
+    kind="prompts_with_media",
+    purpose="The prompts of a run with `multimodal_keys`, in the place of the above.",
+    columns=(
+        *PROMPTS.columns,
+        optional("media", PAYLOADS, "images as their files are, in the order of their places in the prompt"),
+    ),
+)
+
+SCHEMAS = (PROMPTS, MEDIA_PROMPTS, ROLLOUT, REWARD, TRAIN)

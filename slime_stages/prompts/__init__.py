@@ -1,4 +1,5 @@
 """The prompts of a run: read once, tokenised once, persisted, and asked in an order that is computed, not remembered.
 
-`settings` and `order` are light. `files` and `source` read prompt data, `build` makes rows of it, `table` keeps them.
+`settings`, `names` and `order` are light. `locate` finds files, `files` and `arrow` read their rows, `source` and
+`media` say what is in a row, `build` makes rows of the prompt table of it, `table` keeps them.
 """

@@ -1,122 +1,188 @@
-"""From prompt data to the rows of the prompt table: chat template, tokens, length filter."""
+"""From prompt data to the rows of the prompt table: chat template, images, tokens, length filter."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from slime_stages.digest import digest_json
-from slime_stages.errors import DataError, MissingInputError, UsageError
-from slime_stages.prompts.files import SourceRow, read_rows
+from slime_stages.digest import digest_bytes, digest_json
+from slime_stages.errors import DataError, UsageError
+from slime_stages.prompts.files import SourceRow
+from slime_stages.prompts.locate import read_rows
+from slime_stages.prompts.media import IMAGE, place_media
+from slime_stages.prompts.parts import in_parts
 from slime_stages.prompts.settings import PromptSettings
-from slime_stages.prompts.source import SourcePrompt, read_prompt
+from slime_stages.prompts.source import Messages, SourcePrompt, read_prompt
 from slime_stages.prompts.table import PromptRow
+from slime_stages.prompts.tokenizer import load_processor, load_tokenizer, media_ids, text_ids
 
 TOKENIZED_TEXTS = 4096
 """Texts given to the tokenizer at once, so that it uses its threads."""
+TOKENIZED_BYTES = 1 << 26
+"""Fewer where they have images."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltPrompts:
-    """The rows to write, and what became of the others."""
+@dataclass(slots=True, kw_only=True)
+class PromptCounts:
+    """What became of the rows that were read."""
 
-    rows: list[PromptRow]
-    read_count: int
-    """Rows in the files, or in their slices."""
-    dropped_count: int
-    """Rows left out because they have more than `rollout_max_prompt_len` tokens."""
-    longest_dropped: int
+    kept: int = 0
+    dropped: int = 0
+    """Left out because they have more than `rollout_max_prompt_len` tokens."""
+    longest_dropped: int = 0
     """Tokens of the longest of them."""
-    unmeasured_count: int
-    """Rows that stayed messages: they have no length before a generate function makes text of them."""
+    unmeasured: int = 0
+    """Stayed messages: they have no length before a generate function makes text of them."""
+    schemas: Counter[str] = field(default_factory=Counter)
+    """Rows that needed no keys, by schema."""
+
+    @property
+    def read(self) -> int:
+        return self.kept + self.dropped
 
 
-def build_prompt_table(settings: PromptSettings, tokenizer_folder: Path) -> BuiltPrompts:
-    """Read, template and tokenise all prompts, and leave out those that are too long.
+def build_prompts(settings: PromptSettings, model: Path, counts: PromptCounts) -> Iterator[PromptRow]:
+    """Read, template and tokenise all prompts, and leave out those that are too long, in bounded memory.
 
-    DataError names the first row that is not as it should be, and a file of which nothing is left.
+    `counts` is whole when the last row was taken. DataError names the first row that is not as it should be, and files
+    of which nothing is left.
     """
-    tokenizer = load_tokenizer(tokenizer_folder)
+    if settings.disable_rollout_global_dataset:
+        counts.kept = 1
+        yield blank_prompt()
+        return
+    builder = _Builder(settings, model)
     source_rows = chain.from_iterable(map(read_rows, settings.prompt_data))
-    rows = tokenize(render(source_rows, settings, tokenizer), tokenizer)
-    kept: list[PromptRow] = []
-    dropped_lengths: list[int] = []
-    for row in rows:
-        if is_too_long(row, settings.rollout_max_prompt_len):
-            dropped_lengths.append(token_count(row))
-        else:
-            kept.append(row)
-    built = BuiltPrompts(
-        rows=kept,
-        read_count=len(kept) + len(dropped_lengths),
-        dropped_count=len(dropped_lengths),
-        longest_dropped=max(dropped_lengths, default=0),
-        unmeasured_count=sum(row.prompt_token_ids is None for row in kept),
+    for row in builder.tokenized(builder.rendered(source_rows, counts)):
+        length = 0 if row.prompt_token_ids is None else len(row.prompt_token_ids)
+        if settings.rollout_max_prompt_len is not None and length > settings.rollout_max_prompt_len:
+            counts.dropped += 1
+            counts.longest_dropped = max(counts.longest_dropped, length)
+            continue
+        counts.kept += 1
+        counts.unmeasured += row.prompt_token_ids is None
+        yield row
+    refuse_nothing(counts, settings)
+
+
+def blank_prompt() -> PromptRow:
+    source = SourcePrompt(prompt="", label=None, metadata={}, tools=None)
+    return PromptRow(
+        prompt_id=digest_json(content_of(source, [])),
+        prompt="",
+        prompt_token_ids=[],
+        label=None,
+        metadata={},
+        source="no prompt data",
     )
-    refuse_nothing(built, settings)
-    return built
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """transformers' own choice of class: a bare `tokenizer.json` does not say what Llama or Qwen classes add to it."""
-    from transformers import AutoTokenizer
+class _Builder:
+    """Source rows to prompt rows, for one model."""
 
-    if not folder.is_dir():
-        raise MissingInputError(f"there is no model folder {folder}", hint="--hf-checkpoint FOLDER, on shared storage")
+    def __init__(self, settings: PromptSettings, model: Path) -> None:
+        if other := sorted(settings.multimodal_keys.keys() - {IMAGE}):
+            raise UsageError(f"multimodal_keys has {', '.join(other)}", hint=f'{{"{IMAGE}": COLUMN}} is what there is')
+        self._settings = settings
+        self._tokenizer = load_tokenizer(model)
+        self._processor = load_processor(model) if settings.multimodal_keys else None
+        if settings.apply_chat_template and not self._tokenizer.chat_template:
+            raise UsageError(
+                f"the tokenizer {self._tokenizer.name_or_path} has no chat template",
+                hint="leave --apply-chat-template out, or put a chat_template.jinja into the folder",
+            )
+
+    def rendered(self, rows: Iterable[SourceRow], counts: PromptCounts) -> Iterator[PromptRow]:
+        """Rows whose ids are still missing."""
+        for row in rows:
+            source = read_prompt(row, self._settings)
+            if source.schema:
+                counts.schemas[source.schema] += 1
+            prompt, media = self._with_media(row, source)
+            yield PromptRow(
+                prompt_id=prompt_id(row, replace(source, prompt=prompt) if media else source, media),
+                prompt=self._templated(row, source, prompt),
+                prompt_token_ids=None,
+                label=source.label,
+                metadata=source.metadata,
+                source=f"{row.path}:{row.number}",
+                media=media or None,
+            )
+
+    def tokenized(self, rows: Iterable[PromptRow]) -> Iterator[PromptRow]:
+        """The rows in their order, with ids of those that are text."""
+        for part in in_parts(rows, TOKENIZED_TEXTS, lambda row: row.media_bytes, TOKENIZED_BYTES):
+            ids = iter(text_ids(self._tokenizer, [str(row.prompt) for row in part if self._is_plain(row)]))
+            for row in part:
+                if self._is_plain(row):
+                    yield replace(row, prompt_token_ids=next(ids))
+                elif isinstance(row.prompt, str):
+                    yield replace(row, prompt_token_ids=self._media_ids(row))
+                else:
+                    yield row
+
+    def _is_plain(self, row: PromptRow) -> bool:
+        return isinstance(row.prompt, str) and (self._processor is None or not row.media)
+
+    def _media_ids(self, row: PromptRow) -> list[int]:
+        assert isinstance(row.prompt, str)
+        try:
+            return media_ids(self._processor, row.prompt, row.media or ())
+        except (ValueError, TypeError, IndexError, RuntimeError, StopIteration) as error:
+            raise DataError(
+                f"{row.source}: the model's processor refuses its text and images ({type(error).__name__} {error})",
+                hint="see whether the chat template writes the model's own token for each image",
+            ) from error
+
+    def _with_media(self, row: SourceRow, source: SourcePrompt) -> tuple[str | Messages, list[bytes]]:
+        if not self._settings.multimodal_keys:
+            return source.prompt, []
+        return place_media(row, as_messages(source.prompt), self._settings.multimodal_keys)
+
+    def _templated(self, row: SourceRow, source: SourcePrompt, prompt: str | Messages) -> str | Messages:
+        settings = self._settings
+        implied = settings.apply_chat_template_if_recognised and source.schema and isinstance(source.prompt, list)
+        if settings.apply_chat_template or (implied and self._tokenizer.chat_template):
+            return apply_template(row, as_messages(prompt), source.tools, settings, self._tokenizer)
+        return prompt
+
+
+def as_messages(prompt: str | Messages) -> Messages:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def prompt_id(row: SourceRow, source: SourcePrompt, media: Sequence[bytes]) -> str:
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{folder} holds no tokenizer that can be loaded: {reason}", hint=f"ls {folder}") from error
-
-
-def render(rows: Iterable[SourceRow], settings: PromptSettings, tokenizer: Any) -> Iterator[PromptRow]:
-    if settings.apply_chat_template and not tokenizer.chat_template:
-        raise UsageError(
-            f"the tokenizer {tokenizer.name_or_path} has no chat template",
-            hint="leave --apply-chat-template out, or put a chat_template.jinja into the folder",
-        )
-    for row in rows:
-        source = read_prompt(row, settings)
-        yield PromptRow(
-            prompt_id=prompt_id(row, source),
-            prompt=apply_template(row, source, settings, tokenizer) if settings.apply_chat_template else source.prompt,
-            prompt_token_ids=None,
-            label=source.label,
-            metadata=source.metadata,
-            source=f"{row.path}:{row.number}",
-        )
-
-
-def prompt_id(row: SourceRow, source: SourcePrompt) -> str:
-    content = {
-        "prompt": source.prompt,
-        "label": source.label,
-        "metadata": source.metadata,
-        "tools": source.tools,
-    }
-    try:
-        return digest_json(content)
+        return digest_json(content_of(source, media))
     except TypeError as error:
         raise DataError(
             f"{row.place} holds a value that JSON cannot: {error}", hint="write it as text, large whole numbers too"
         ) from error
 
 
-def apply_template(row: SourceRow, source: SourcePrompt, settings: PromptSettings, tokenizer: Any) -> str:
+def content_of(source: SourcePrompt, media: Sequence[bytes]) -> dict[str, Any]:
+    """What a prompt's identity is made of."""
+    content = {
+        "prompt": source.prompt,
+        "label": source.label,
+        "metadata": source.metadata,
+        "tools": source.tools,
+    }
+    return content | {"media": [digest_bytes(data) for data in media]} if media else content
+
+
+def apply_template(
+    row: SourceRow, messages: Messages, tools: list[Any] | None, settings: PromptSettings, tokenizer: Any
+) -> str:
     import jinja2
 
-    messages = [{"role": "user", "content": source.prompt}] if isinstance(source.prompt, str) else source.prompt
     try:
         text: str = tokenizer.apply_chat_template(
-            messages,
-            tools=source.tools,
-            tokenize=False,
-            add_generation_prompt=True,
-            **settings.apply_chat_template_kwargs,
+            messages, tools=tools, tokenize=False, add_generation_prompt=True, **settings.apply_chat_template_kwargs
         )
     except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
         raise DataError(
@@ -125,39 +191,13 @@ def apply_template(row: SourceRow, source: SourcePrompt, settings: PromptSetting
     return text
 
 
-def tokenize(rows: Iterable[PromptRow], tokenizer: Any) -> Iterator[PromptRow]:
-    """The rows with ids of those that are text."""
-    batch: list[PromptRow] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == TOKENIZED_TEXTS:
-            yield from with_ids(batch, tokenizer)
-            batch = []
-    yield from with_ids(batch, tokenizer)
-
-
-def with_ids(rows: Sequence[PromptRow], tokenizer: Any) -> Iterator[PromptRow]:
-    texts = [row.prompt for row in rows if isinstance(row.prompt, str)]
-    ids = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else ())
-    for row in rows:
-        yield replace(row, prompt_token_ids=next(ids)) if isinstance(row.prompt, str) else row
-
-
-def is_too_long(row: PromptRow, limit: int | None) -> bool:
-    return limit is not None and token_count(row) > limit
-
-
-def token_count(row: PromptRow) -> int:
-    return 0 if row.prompt_token_ids is None else len(row.prompt_token_ids)
-
-
-def refuse_nothing(built: BuiltPrompts, settings: PromptSettings) -> None:
-    if built.rows:
+def refuse_nothing(counts: PromptCounts, settings: PromptSettings) -> None:
+    if counts.kept:
         return
     names = ", ".join(settings.prompt_data)
-    if built.dropped_count:
+    if counts.dropped:
         raise DataError(
-            f"all {built.dropped_count} prompts of {names} have more than {settings.rollout_max_prompt_len} tokens",
-            hint=f"--rollout-max-prompt-len {built.longest_dropped}",
+            f"all {counts.dropped} prompts of {names} have more than {settings.rollout_max_prompt_len} tokens",
+            hint=f"--rollout-max-prompt-len {counts.longest_dropped}",
         )
     raise DataError(f"{names or 'an empty list of files'} holds no prompts", hint="--prompt-data FILE")

@@ -1,4 +1,4 @@
-"""What a row of prompt data says: prompt, label, metadata and tools, under slime's keys or in verl's schema."""
+"""What a row of prompt data says: prompt, label, metadata and tools, under slime's keys or in a schema that we know."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_stages.errors import DataError
 from slime_stages.prompts.files import SourceRow
-from slime_stages.prompts.settings import PromptSettings
+from slime_stages.prompts.settings import USUAL_INPUT_KEY, PromptSettings
 
 Messages = list[dict[str, Any]]
 
@@ -18,6 +18,12 @@ USUAL_KEYS = {
     "input_key": ("prompt", "messages", "question", "problem", "input", "instruction", "query"),
     "label_key": ("label", "answer", "solution", "ground_truth", "target", "reference"),
 }
+SCHEMAS = {
+    "verl": "`prompt`, `reward_model.ground_truth` as label, `data_source` and `extra_info` as metadata",
+    "slime": "`prompt`, `label` and `metadata`",
+}
+"""Schemas that need no keys, and what is read of them."""
+MISSING = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +35,41 @@ class SourcePrompt:
     metadata: dict[str, Any]
     """Holds `tools` too, where there are any."""
     tools: list[Any] | None
+    schema: str | None = None
+    """Of `SCHEMAS`, if the prompt was found by it and not by a key."""
 
 
 def read_prompt(row: SourceRow, settings: PromptSettings) -> SourcePrompt:
     """DataError with the row's place and keys if a key is missing or holds something else than it should."""
     tools = read_tools(row, settings.tool_key)
+    is_unnamed = settings.input_key == USUAL_INPUT_KEY and lookup(row.values, USUAL_INPUT_KEY) is MISSING
+    schema = schema_of(row.values) if is_unnamed else None
     metadata = read_metadata(row, settings.metadata_key)
     return SourcePrompt(
-        prompt=read_text_or_messages(row, settings.input_key),
-        label=read_label(row, settings.label_key),
+        prompt=read_text_or_messages(row, "prompt" if schema else settings.input_key),
+        label=read_label(row, settings.label_key, schema),
         metadata=metadata if tools is None else {**metadata, "tools": tools},
         tools=tools,
+        schema=schema,
     )
+
+
+def lookup(values: Mapping[str, Any], key: str) -> Any:
+    """The value of a column, or of one inside it that dots lead to; `MISSING` without."""
+    if key in values or "." not in key:
+        return values.get(key, MISSING)
+    found: Any = values
+    for part in key.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return MISSING
+        found = found[part]
+    return found
+
+
+def schema_of(values: Mapping[str, Any]) -> str | None:
+    if is_verl(values):
+        return "verl"
+    return "slime" if "prompt" in values and "label" in values else None
 
 
 def is_verl(values: Mapping[str, Any]) -> bool:
@@ -50,8 +79,6 @@ def is_verl(values: Mapping[str, Any]) -> bool:
 
 
 def read_text_or_messages(row: SourceRow, key: str) -> str | Messages:
-    if key not in row.values and is_verl(row.values):
-        key = "prompt"
     prompt = required(row, key, "input_key")
     if isinstance(prompt, str):
         return prompt
@@ -63,14 +90,16 @@ def read_text_or_messages(row: SourceRow, key: str) -> str | Messages:
     )
 
 
-def read_label(row: SourceRow, key: str | None) -> Any:
-    if (key is None or key not in row.values) and is_verl(row.values):
+def read_label(row: SourceRow, key: str | None, schema: str | None) -> Any:
+    if key is None and is_verl(row.values):
         return row.values["reward_model"]["ground_truth"]
-    return None if key is None else required(row, key, "label_key")
+    if key is None:
+        return row.values["label"] if schema == "slime" else None
+    return required(row, key, "label_key")
 
 
 def read_metadata(row: SourceRow, key: str) -> dict[str, Any]:
-    if key not in row.values and is_verl(row.values):
+    if lookup(row.values, key) is MISSING and is_verl(row.values):
         named = {"data_source": row.values["data_source"]} if "data_source" in row.values else {}
         return named | as_dict(row, "extra_info")
     return as_dict(row, key)
@@ -87,14 +116,18 @@ def as_dict(row: SourceRow, key: str) -> dict[str, Any]:
 
 def read_tools(row: SourceRow, key: str) -> list[Any] | None:
     tools = decoded(row, key)
-    if tools is not None and not isinstance(tools, list):
+    if tools is None or tools == "":
+        return None
+    if not isinstance(tools, list):
         raise DataError(f"{row.place}: `{key}` is not a list of tools: {shorten(tools)}", hint="--tool-key COLUMN")
     return tools
 
 
 def decoded(row: SourceRow, key: str) -> Any:
     """A value, or what its JSON text means; None where there is none."""
-    value = row.values.get(key)
+    value = lookup(row.values, key)
+    if value is MISSING:
+        return None
     if not isinstance(value, str) or not value.strip():
         return value
     try:
@@ -104,8 +137,9 @@ def decoded(row: SourceRow, key: str) -> Any:
 
 
 def required(row: SourceRow, key: str, setting: str) -> Any:
-    if key in row.values:
-        return row.values[key]
+    value = lookup(row.values, key)
+    if value is not MISSING:
+        return value
     present = list(row.values)
     usual = [name for name in USUAL_KEYS[setting] if name in present]
     meant = difflib.get_close_matches(key, present, n=1) or usual or ["COLUMN"]

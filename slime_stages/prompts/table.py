@@ -13,15 +13,19 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from slime_stages.commit import fsync_path, written_file
 from slime_stages.errors import DataError
+from slime_stages.multimodal import multimodal_inputs
 from slime_stages.payload import dump_json
-from slime_stages.schema import PROMPTS
-from slime_stages.shards import ShardWriter, check_table, open_shard
+from slime_stages.prompts.parts import in_parts
+from slime_stages.schema import MEDIA_PROMPTS, PROMPTS, ShardSchema
+from slime_stages.shards import KIND, ShardWriter, check_table, open_shard
 
 WRITTEN_ROWS = 8192
+WRITTEN_MEDIA_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +42,41 @@ class PromptRow:
     metadata: dict[str, Any]
     source: str
     """`file:line`, or `file:row`."""
+    media: list[bytes] | None = None
+    """Images, as their files are, in the order of their places in the prompt; None for none."""
+
+    @property
+    def media_bytes(self) -> int:
+        return sum(map(len, self.media or ()))
+
+    def multimodal_inputs(self) -> dict[str, Any] | None:
+        """The images decoded, as `Sample.multimodal_inputs` has them."""
+        return multimodal_inputs(self.media)
 
 
-def write_prompt_table(path: Path, rows: Iterable[PromptRow], *, metadata: dict[str, str] | None = None) -> int:
-    """Write the table in one piece; returns how many rows it has. DataError for values that JSON cannot hold."""
-    with written_file(path) as temporary, ShardWriter(temporary, PROMPTS, metadata) as writer:
-        for part in in_parts(rows, WRITTEN_ROWS):
-            writer.write(as_columns(part))
+def write_prompt_table(
+    path: Path, rows: Iterable[PromptRow], *, media: bool = False, metadata: dict[str, str] | None = None
+) -> int:
+    """Write the table in one piece; returns how many rows it has. DataError for values that JSON cannot hold.
+
+    With `media` it has a column for images.
+    """
+    schema = MEDIA_PROMPTS if media else PROMPTS
+    with written_file(path) as temporary, ShardWriter(temporary, schema, metadata) as writer:
+        for part in in_parts(rows, WRITTEN_ROWS, lambda row: row.media_bytes, WRITTEN_MEDIA_BYTES):
+            writer.write({name: values for name, values in as_columns(part).items() if name in schema.names})
     temporary.rename(path)
     fsync_path(path.parent)
     return writer.rows
 
 
-def in_parts(rows: Iterable[PromptRow], size: int) -> Iterable[list[PromptRow]]:
-    part: list[PromptRow] = []
-    for row in rows:
-        part.append(row)
-        if len(part) == size:
-            yield part
-            part = []
-    if part:
-        yield part
+def table_schema(path: Path) -> ShardSchema:
+    """Which of the two kinds of prompt table a file is; the plain one if it is neither, which then refuses it."""
+    try:
+        found = pq.read_schema(path).metadata or {}
+    except (pa.ArrowException, OSError):
+        return PROMPTS
+    return MEDIA_PROMPTS if found.get(KIND.encode()) == MEDIA_PROMPTS.kind.encode() else PROMPTS
 
 
 def as_columns(rows: Sequence[PromptRow]) -> dict[str, Any]:
@@ -70,6 +88,7 @@ def as_columns(rows: Sequence[PromptRow]) -> dict[str, Any]:
         "label": [None if row.label is None else as_json(row.label, row) for row in rows],
         "metadata": [as_json(row.metadata, row) for row in rows],
         "source": [row.source for row in rows],
+        "media": [row.media for row in rows],
     }
 
 
@@ -87,7 +106,8 @@ class PromptTable:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = open_shard(path, PROMPTS)
+        self._schema = table_schema(path)
+        self._file = open_shard(path, self._schema)
         metadata = self._file.metadata
         sizes: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self._starts: list[int] = [0, *accumulate(sizes)]
@@ -145,7 +165,7 @@ class PromptTable:
             table = read()
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{self.path} cannot be read as Parquet ({error}); it was altered") from error
-        check_table(table, PROMPTS, where=str(self.path))
+        check_table(table, self._schema, where=str(self.path))
         return table
 
 
@@ -168,4 +188,5 @@ def as_row(values: dict[str, Any], prompt_token_ids: NDArray[np.int32] | None) -
         label=None if values["label"] is None else orjson.loads(values["label"]),
         metadata=orjson.loads(values["metadata"]),
         source=values["source"],
+        media=values.get("media"),
     )

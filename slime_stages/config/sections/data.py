@@ -6,17 +6,20 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
-from slime_stages.config.types import LocalPath, Options, Section
+from slime_stages.config.types import Options, PromptSource, Section
 
 
 class Data(Section):
     title: ClassVar[str] = "where prompts come from and in which order"
 
-    prompt_data: tuple[LocalPath, ...]
-    """Prompt files, `.jsonl` or `.parquet`, read one after the other; `FILE@[a:b]` takes rows a to b-1."""
+    prompt_data: tuple[PromptSource, ...] = ()
+    """Files, folders and data set names, read one after the other; `SOURCE:SPLIT`, `SOURCE@[a:b]` for rows a to b-1."""
+
+    disable_rollout_global_dataset: bool = False
+    """There is no prompt data: each prompt is a blank one, which a custom generate function fills in."""
 
     input_key: str = "input"
-    """Column of the prompt: a text, or a list of chat messages."""
+    """Column of the prompt, a text or a list of chat messages; here and below, dots lead into a column: `a.b`."""
 
     label_key: str | None = None
     """Column of the right answer that the reward function compares with."""
@@ -26,6 +29,9 @@ class Data(Section):
 
     tool_key: str = "tools"
     """Column of the tools that the chat template shows to the model."""
+
+    multimodal_keys: dict[str, str] | None = None
+    """`{"image": COLUMN}`: the column whose images stand where the prompt says `<image>`."""
 
     apply_chat_template: bool = False
     """Wrap each prompt in the tokenizer's chat template, with the opening of an assistant turn."""
@@ -44,3 +50,10 @@ class Data(Section):
 
     num_rollout: PositiveInt | None = None
     """Iterations in the whole run. Without it a run has no last one, and `lr` can only decay by `lr_decay_iters`."""
+
+    num_epoch: PositiveInt | None = None
+    """Passes over the prompts, each of whole batches: sets `num_rollout`, if that is not given."""
+
+    @property
+    def rollout_global_dataset(self) -> bool:
+        return not self.disable_rollout_global_dataset

@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from slime_stages.errors import DataError, MissingInputError, UsageError
-from slime_stages.prompts.build import BuiltPrompts, build_prompt_table
+from slime_stages.prompts.build import PromptCounts, build_prompts
 from slime_stages.prompts.settings import PromptSettings
+from slime_stages.prompts.table import PromptRow
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:
@@ -18,14 +19,19 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def build(path: Path | str, tokenizer: Path, **settings: Any) -> BuiltPrompts:
-    return build_prompt_table(PromptSettings(prompt_data=(str(path),), **settings), tokenizer)
+def build(path: Path | str, model: Path, **settings: Any) -> list[PromptRow]:
+    return counted(path, model, **settings)[0]
+
+
+def counted(path: Path | str, model: Path, **settings: Any) -> tuple[list[PromptRow], PromptCounts]:
+    counts = PromptCounts()
+    return list(build_prompts(PromptSettings(prompt_data=(str(path),), **settings), model, counts)), counts
 
 
 def test_text_is_tokenised_as_it_is(tmp_path: Path, tiny_model: Path) -> None:
     path = write(tmp_path / "data.jsonl", {"input": "ab", "answer": 7})
 
-    (row,) = build(path, tiny_model, label_key="answer").rows
+    (row,) = build(path, tiny_model, label_key="answer")
 
     assert (row.prompt, row.label, row.metadata, row.source) == ("ab", 7, {}, f"{path}:1")
     assert decoded(row.prompt_token_ids, tiny_model) == "ab"
@@ -34,7 +40,7 @@ def test_text_is_tokenised_as_it_is(tmp_path: Path, tiny_model: Path) -> None:
 def test_the_chat_template_opens_an_assistant_turn(tmp_path: Path, tiny_model: Path) -> None:
     path = write(tmp_path / "data.jsonl", {"input": "Hi"}, {"input": [{"role": "system", "content": "Be brief"}]})
 
-    rows = build(path, tiny_model, apply_chat_template=True).rows
+    rows = build(path, tiny_model, apply_chat_template=True)
 
     assert [row.prompt for row in rows] == [
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
@@ -46,9 +52,7 @@ def test_the_chat_template_opens_an_assistant_turn(tmp_path: Path, tiny_model: P
 def test_tools_and_template_arguments_reach_the_template(tmp_path: Path, tiny_model: Path) -> None:
     path = write(tmp_path / "data.jsonl", {"input": "Hi", "tools": '[{"name": "search"}]'})
 
-    (row,) = build(
-        path, tiny_model, apply_chat_template=True, apply_chat_template_kwargs={"enable_thinking": False}
-    ).rows
+    (row,) = build(path, tiny_model, apply_chat_template=True, apply_chat_template_kwargs={"enable_thinking": False})
 
     assert row.prompt == (
         '<|im_start|>system\n# Tools\n{"name": "search"}\n<|im_end|>\n'
@@ -61,20 +65,20 @@ def test_messages_stay_messages_without_the_template_and_have_no_length(tmp_path
     messages = [{"role": "user", "content": "Hi"}]
     path = write(tmp_path / "data.jsonl", {"input": messages})
 
-    built = build(path, tiny_model, rollout_max_prompt_len=1)
+    rows, counts = counted(path, tiny_model, rollout_max_prompt_len=1)
 
-    assert (built.rows[0].prompt, built.rows[0].prompt_token_ids) == (messages, None)
-    assert built.unmeasured_count == 1
+    assert (rows[0].prompt, rows[0].prompt_token_ids) == (messages, None)
+    assert counts.unmeasured == 1
 
 
 def test_prompts_of_more_tokens_are_dropped_and_counted(tmp_path: Path, tiny_model: Path) -> None:
     # Digits have no merges: one token each.
     path = write(tmp_path / "data.jsonl", {"input": "12"}, {"input": "1234"}, {"input": "123"}, {"input": "12345"})
 
-    built = build(path, tiny_model, rollout_max_prompt_len=3)
+    rows, counts = counted(path, tiny_model, rollout_max_prompt_len=3)
 
-    assert [row.prompt for row in built.rows] == ["12", "123"]
-    assert (built.read_count, built.dropped_count, built.longest_dropped) == (4, 2, 5)
+    assert [row.prompt for row in rows] == ["12", "123"]
+    assert (counts.read, counts.dropped, counts.longest_dropped) == (4, 2, 5)
 
 
 def test_a_limit_that_leaves_nothing_is_refused_with_one_that_would_not(tmp_path: Path, tiny_model: Path) -> None:
@@ -98,8 +102,8 @@ def test_the_prompt_id_is_the_same_for_the_same_content_wherever_it_stands(tmp_p
     second = build(write(tmp_path / "b.jsonl", {"input": "x", "label": ""}, turned), tiny_model, label_key="label")
     templated = build(tmp_path / "a.jsonl", tiny_model, label_key="label", apply_chat_template=True)
 
-    assert first.rows[0].prompt_id == second.rows[1].prompt_id == templated.rows[0].prompt_id
-    assert len(first.rows[0].prompt_id) == 32
+    assert first[0].prompt_id == second[1].prompt_id == templated[0].prompt_id
+    assert len(first[0].prompt_id) == 32
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_the_prompt_id_is_the_same_for_the_same_content_wherever_it_stands(tmp_p
 def test_the_prompt_id_changes_with_any_part(tmp_path: Path, tiny_model: Path, change: dict[str, Any]) -> None:
     row = {"input": "Hi", "label": "7", "metadata": {"a": 1}}
 
-    rows = build(write(tmp_path / "a.jsonl", row, {**row, **change}), tiny_model, label_key="label").rows
+    rows = build(write(tmp_path / "a.jsonl", row, {**row, **change}), tiny_model, label_key="label")
 
     assert rows[0].prompt_id != rows[1].prompt_id
 
@@ -118,7 +122,7 @@ def test_several_files_follow_each_other(tmp_path: Path, tiny_model: Path) -> No
     write(tmp_path / "b.jsonl", {"input": "3"})
     settings = PromptSettings(prompt_data=(f"{tmp_path}/b.jsonl", f"{tmp_path}/a.jsonl@[1:]"))
 
-    rows = build_prompt_table(settings, tiny_model).rows
+    rows = list(build_prompts(settings, tiny_model, PromptCounts()))
 
     assert [row.source for row in rows] == [f"{tmp_path}/b.jsonl:1", f"{tmp_path}/a.jsonl:2"]
 
@@ -132,7 +136,7 @@ def test_a_verl_parquet_file_needs_no_keys(tmp_path: Path, tiny_model: Path) -> 
     }
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "data.parquet")
 
-    (built,) = build(tmp_path / "data.parquet", tiny_model, apply_chat_template=True).rows
+    (built,) = build(tmp_path / "data.parquet", tiny_model, apply_chat_template=True)
 
     assert built.prompt == "<|im_start|>user\n3 + 4?<|im_end|>\n<|im_start|>assistant\n"
     assert (built.label, built.metadata) == ("7", {"data_source": "gsm8k", "index": 0})
@@ -174,3 +178,41 @@ def decoded(ids: Any, tokenizer: Path) -> str:
     from transformers import AutoTokenizer
 
     return str(AutoTokenizer.from_pretrained(tokenizer).decode(ids))
+
+
+def test_a_verl_file_gets_the_template_unasked_and_other_messages_do_not(tmp_path: Path, tiny_model: Path) -> None:
+    messages = [{"role": "user", "content": "3 + 4?"}]
+    verl = {"prompt": messages, "reward_model": {"ground_truth": "7"}}
+    path = write(tmp_path / "data.jsonl", verl, {"input": messages})
+
+    rows, counts = counted(path, tiny_model, apply_chat_template_if_recognised=True)
+
+    assert [row.prompt for row in rows] == ["<|im_start|>user\n3 + 4?<|im_end|>\n<|im_start|>assistant\n", messages]
+    assert counts.schemas == {"verl": 1}
+
+
+def test_without_prompt_data_there_is_one_blank_prompt(tiny_model: Path) -> None:
+    counts = PromptCounts()
+
+    [row] = build_prompts(PromptSettings(prompt_data=(), disable_rollout_global_dataset=True), tiny_model, counts)
+
+    assert (row.prompt, row.prompt_token_ids, row.label, row.metadata) == ("", [], None, {})
+    assert counts.read == 1
+
+
+def test_rows_are_read_as_they_are_taken(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third row is bad, and two fit into what is tokenised at once."""
+    monkeypatch.setattr("slime_stages.prompts.build.TOKENIZED_TEXTS", 2)
+    path = write(tmp_path / "data.jsonl", {"input": "a"}, {"input": "b"}, {"input": 7})
+
+    rows = build_prompts(PromptSettings(prompt_data=(str(path),)), tiny_model, PromptCounts())
+
+    assert [next(rows).prompt, next(rows).prompt] == ["a", "b"]
+    with pytest.raises(DataError, match="line 3"):
+        next(rows)
+
+
+def test_prompt_ids_are_the_ones_of_the_runs_that_exist(tmp_path: Path, tiny_model: Path) -> None:
+    rows = build(write(tmp_path / "data.jsonl", {"input": "Hi", "label": "7"}), tiny_model, label_key="label")
+
+    assert rows[0].prompt_id == "1cfcdd6a5f643ca927d89beb8810f354"

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from slime_stages.errors import DataError, MissingInputError, UsageError
-from slime_stages.prompts.files import read_rows, split_slice
+from slime_stages.prompts.locate import read_rows
+from slime_stages.prompts.names import split_slice
 
 ROWS = [{"input": letter} for letter in "abcdef"]
 
@@ -119,5 +120,5 @@ def test_a_truncated_parquet_file_is_a_data_error(tmp_path: Path) -> None:
 
 
 def test_an_at_sign_in_a_path_is_no_slice() -> None:
-    assert split_slice("a@b/data.jsonl@[2:]") == (Path("a@b/data.jsonl"), 2, None)
-    assert split_slice("a@b/data.jsonl") == (Path("a@b/data.jsonl"), None, None)
+    assert split_slice("a@b/data.jsonl@[2:]") == ("a@b/data.jsonl", 2, None)
+    assert split_slice("a@b/data.jsonl") == ("a@b/data.jsonl", None, None)

@@ -21,7 +21,7 @@ VERL_ROW = {
 
 
 def read(values: dict[str, Any], **settings: Any) -> SourcePrompt:
-    row = SourceRow(Path("data.jsonl"), 7, values)
+    row = SourceRow(Path("data.jsonl"), 7, values, "line")
     return read_prompt(row, PromptSettings(prompt_data=("data.jsonl",), **settings))
 
 
@@ -93,3 +93,29 @@ def test_a_missing_label_suggests_the_nearest_key() -> None:
 def test_a_value_of_another_kind_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"data.jsonl, line 7: {message}"):
         read(values)
+
+
+def test_dots_lead_into_a_column_unless_a_column_has_that_very_name() -> None:
+    values = {"input": "a", "reward_model": {"ground_truth": "7"}, "info": {"meta": {"b": 1}}, "a.b": "8"}
+
+    assert read(values, label_key="reward_model.ground_truth", metadata_key="info.meta").metadata == {"b": 1}
+    assert read(values, label_key="reward_model.ground_truth").label == "7"
+    assert read(values, label_key="a.b").label == "8"
+    with pytest.raises(DataError, match=r"line 7 has no `reward_model\.truth`"):
+        read(values, label_key="reward_model.truth")
+
+
+def test_prompt_label_and_metadata_need_no_keys_either() -> None:
+    prompt = read({"prompt": "3 + 4?", "label": "7", "metadata": {"b": 1}})
+
+    assert (prompt.prompt, prompt.label, prompt.metadata, prompt.schema) == ("3 + 4?", "7", {"b": 1}, "slime")
+
+
+def test_a_row_with_the_key_that_was_asked_for_is_in_no_schema() -> None:
+    prompt = read({"input": "3 + 4?", "prompt": "other", "label": "7"})
+
+    assert (prompt.prompt, prompt.label, prompt.schema) == ("3 + 4?", None, None)
+
+
+def test_an_empty_text_of_tools_is_no_tools() -> None:
+    assert read({"input": "a", "tools": ""}).tools is None

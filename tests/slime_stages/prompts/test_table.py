@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from slime_stages.errors import DataError, MissingInputError
-from slime_stages.prompts.build import build_prompt_table
+from slime_stages.prompts.build import PromptCounts, build_prompts
 from slime_stages.prompts.settings import PromptSettings
 from slime_stages.prompts.table import PromptRow, read_prompt_table, write_prompt_table
+from slime_stages.shards import ROWS_PER_GROUP
 
 MESSAGES = [{"role": "user", "content": "Hi", "tool_calls": None}]
 
@@ -62,7 +63,7 @@ def test_a_row_group_is_read_once_for_all_its_rows(tmp_path: Path, monkeypatch: 
             assert [row.label for row in table.rows([1200, 5, 1100, 3])] == ["1200", "5", "1100", "3"]
             assert table.row(1101).label == "1101"
 
-    assert groups == [0, 4]
+    assert groups == [0, 1100 // ROWS_PER_GROUP]
 
 
 def test_ids_are_int32_arrays(tmp_path: Path) -> None:
@@ -98,12 +99,12 @@ def test_a_file_of_sums_goes_through_the_table_unchanged(tmp_path: Path, tiny_mo
     settings = PromptSettings(
         prompt_data=(str(tiny_prompts),), input_key="prompt", label_key="label", apply_chat_template=True
     )
-    built = build_prompt_table(settings, tiny_model)
+    built = list(build_prompts(settings, tiny_model, PromptCounts()))
 
-    write_prompt_table(tmp_path / "prompts.parquet", built.rows)
+    write_prompt_table(tmp_path / "prompts.parquet", built)
 
     with read_prompt_table(tmp_path / "prompts.parquet") as table:
-        assert [plain(row) for row in table.rows(range(64))] == [plain(row) for row in built.rows]
+        assert [plain(row) for row in table.rows(range(64))] == [plain(row) for row in built]
         assert table.row(3).label == str(sum(table.row(3).metadata["terms"]))
 
 
