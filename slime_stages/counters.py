@@ -16,8 +16,11 @@ class SpecInfo:
     completion_token_num: int = 0
 
     def add(self, meta_info: dict[str, Any]) -> None:
-        self.spec_accept_token_num += meta_info.get("spec_accept_token_num", 0)
-        self.spec_draft_token_num += meta_info.get("spec_draft_token_num", 0)
+        """Newer SGLangs have other names for what was proposed and accepted."""
+        accepted = meta_info.get("spec_accept_token_num", meta_info.get("spec_num_correct_drafts", 0))
+        proposed = meta_info.get("spec_draft_token_num", meta_info.get("spec_num_proposed_drafts", 0))
+        self.spec_accept_token_num += accepted
+        self.spec_draft_token_num += proposed
         self.spec_verify_ct += meta_info.get("spec_verify_ct", 0)
         self.completion_token_num += meta_info.get("completion_tokens", 0)
 

@@ -18,6 +18,11 @@ CONNECT_TIMEOUT_SECONDS = 30.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 10.0
 BUSY = (408, 425, 429)
 """Client errors that pass by themselves."""
+NO_ENGINE = "model_not_found"
+"""In the words of a router that knows no engine, as while it or all of them are started again."""
+
+_sent_as: dict[str, str] = {}
+"""The id of each request in flight as the engine knows it: another one at each try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +49,24 @@ class GenerateOutput:
 
 
 class EngineClient:
-    """At most `concurrency` requests at a time to `url`; use it in `async with`."""
+    """At most `concurrency` requests at a time to `url`; use it in `async with`.
 
-    def __init__(self, url: str, *, vocab_size: int, concurrency: int = 512, timeout_seconds: float = 3600.0) -> None:
+    With `weight_version`, an answer of other weights is a RetryableError: engines that several jobs share may be given
+    other ones.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        vocab_size: int,
+        concurrency: int = 512,
+        timeout_seconds: float = 3600.0,
+        weight_version: str | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self.vocab_size = vocab_size
+        self.weight_version = weight_version
         self.concurrency = concurrency
         self.timeout_seconds = timeout_seconds
         self._session: aiohttp.ClientSession | None = None
@@ -75,20 +93,35 @@ class EngineClient:
         rid: str,
         routing_key: str | None = None,
         extra: Mapping[str, Any] | None = None,
+        media: Mapping[str, Any] | None = None,
     ) -> GenerateOutput:
-        """Continue `input_ids`.
+        """Continue `input_ids`; of a prompt with images, the `text` and `image_data` of `media`, which make those ids.
 
         DataError at once if the engine refuses; RetryableError once `timeout_seconds` have passed without an answer.
         """
         self._check_input(input_ids, rid)
         body = {
-            "input_ids": list(input_ids),
+            **(media or {"input_ids": list(input_ids)}),
             "sampling_params": dict(sampling_params),
             "return_logprob": True,
             **(extra or {}),
         }
         headers = {"X-SMG-Routing-Key": routing_key} if routing_key else {}
-        return read_answer(await self._post_until_answered("/generate", body, headers, rid), rid)
+        try:
+            output = read_answer(await self._post_until_answered("/generate", body, headers, rid), rid)
+        finally:
+            _sent_as.pop(rid, None)
+        if media and (seen := output.meta_info.get("prompt_tokens")) != len(input_ids):
+            raise DataError(
+                f"request {rid}: the engine made {seen} tokens of text and images, the prompt table {len(input_ids)}",
+                hint="the model's folder needs the processor that the engine uses: compare it with `hf-checkpoint`",
+            )
+        if self.weight_version not in (None, output.weight_version):
+            raise RetryableError(
+                f"{self.url} was given weights {output.weight_version} while it worked for {self.weight_version}",
+                hint="the same command asks again for what is missing; see --service-wait-seconds",
+            )
+        return output
 
     async def prefill(self, input_ids: Sequence[int], *, rid: str, routing_key: str | None = None) -> None:
         """Compute a prompt once, so that the samples of its group find it in the prefix cache."""
@@ -96,8 +129,11 @@ class EngineClient:
         await self.generate(input_ids, params, rid=rid, routing_key=routing_key, extra={"return_logprob": False})
 
     async def abort(self, rid: str) -> None:
-        """End the request `rid`, and others whose id begins so; it is answered with what it has."""
-        await self._post("/abort_request", {"rid": rid}, {})
+        """End a request that this process has sent, by whichever client; it is answered with what it has.
+
+        An engine that does not know the request does nothing; one that does ends all whose ids begin so.
+        """
+        await self._post("/abort_request", {"rid": _sent_as.get(rid, rid)}, {})
 
     async def abort_all(self) -> None:
         """End every request of the engine, whoever sent it."""
@@ -122,7 +158,7 @@ class EngineClient:
             async with asyncio.timeout(self.timeout_seconds):
                 while True:
                     # the first try may still run in the engine, which refuses the same id twice
-                    body["rid"] = rid if attempt == 0 else f"{rid}.{attempt}"
+                    body["rid"] = _sent_as[rid] = rid if attempt == 0 else f"{rid}.{attempt}"
                     try:
                         return await self._post(path, body, headers)
                     except RetryableError as error:
@@ -144,7 +180,7 @@ class EngineClient:
                 words = (await response.text())[:500]
         except (aiohttp.ClientError, ConnectionError, ValueError) as error:
             raise RetryableError(f"{self.url}{path} does not answer: {error or type(error).__name__}") from error
-        if response.status >= 500 or response.status in BUSY:
+        if response.status >= 500 or response.status in BUSY or NO_ENGINE in words:
             raise RetryableError(f"{self.url}{path} answers {response.status}: {words}")
         raise DataError(f"{self.url}{path} refuses ({response.status}): {words}")
 

@@ -6,29 +6,20 @@ with Engine(Path("weights/000012"), "12", log=Path("sglang.log"), options=Engine
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING
 
-from slime_stages.drain import uninterrupted
 from slime_stages.errors import InternalError, MissingInputError, RetryableError, SlimeStagesError
-from slime_stages.serving import guard
 from slime_stages.serving.failure import explain_failure, is_port_clash, read_log
 from slime_stages.serving.handle import EngineHandle
 from slime_stages.serving.launch import EngineOptions, server_command, server_environment
+from slime_stages.serving.process import GuardedProcess, free_port, is_free
 
-if TYPE_CHECKING:
-    import psutil
+__all__ = ["Engine", "EngineOptions", "Progress", "free_port"]
 
 POLL_SECONDS = 0.25
-STOP_TIMEOUT_SECONDS = 15.0
 PORT_ATTEMPTS = 4
 
 Progress = Callable[[float, str], None]
@@ -53,8 +44,10 @@ class Engine(EngineHandle):
         self.log = log
         self.options = options or EngineOptions()
         self.start_seconds = 0.0
+        self.ports: dict[str, int] = {}
+        """Of what it listens on besides, by the option that says so."""
         self._progress = progress
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._process = GuardedProcess()
 
     def __enter__(self) -> Engine:
         self.start()
@@ -68,12 +61,11 @@ class Engine(EngineHandle):
     @property
     def pid(self) -> int:
         """Of the guard; the server and its processes are below it."""
-        assert self._guard is not None, "the engine is not running"
-        return self._guard.pid
+        return self._process.pid
 
-    def start(self) -> None:
-        """Start the server and return once it is healthy with the right weight version."""
-        assert self._guard is None, "the engine is running already"
+    def start(self, port: int | None = None) -> None:
+        """Start the server and return once it is healthy with the right weight version; on `port` if that is free."""
+        assert not self._process.is_started, "the engine is running already"
         if not (self.model / "config.json").is_file():
             raise MissingInputError(f"{self.model} holds no config.json", hint=f"ls {self.model}")
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +73,7 @@ class Engine(EngineHandle):
         for attempt in range(PORT_ATTEMPTS):
             log_start = self.log.stat().st_size if self.log.exists() else 0
             try:
-                self._launch()
+                self._launch(port if attempt == 0 and port and is_free(self.options.host, port) else None)
                 self._wait(log_start, started + self.options.start_timeout_seconds)
                 break
             except SlimeStagesError:
@@ -95,28 +87,29 @@ class Engine(EngineHandle):
 
     def stop(self) -> None:
         """End every process of the server; returns when none is left."""
-        process, self._guard = self._guard, None
-        if process is not None:
-            with uninterrupted():
-                _end(process)
+        self._process.stop()
+
+    def shut_down(self) -> None:
+        """Stop it for good: a thread that starts it now gives up."""
+        self._process.forbid()
+        self.stop()
 
     def is_alive(self) -> bool:
         """True while the server's process runs, healthy or not."""
-        return self._guard is not None and self._guard.poll() is None
+        return self._process.is_alive()
 
-    def _launch(self) -> None:
-        port = free_port(self.options.host)
-        self.url = f"http://{self.options.host}:{port}"
-        command = server_command(self.options, self.model, self.weight_version, port)
-        environment = server_environment(self.options, self.model)
-        with self.log.open("ab") as log, uninterrupted():
-            self._guard = _start_guard(command, environment, log)
+    def _launch(self, port: int | None) -> None:
+        options = self.options
+        port = port or free_port(options.host)
+        self.url = f"http://{options.host}:{port}"
+        self.ports = {name: free_port(options.host) for name in options.port_flags}
+        command = server_command(options, self.model, self.weight_version, port, ports=self.ports)
+        self._process.start(command, server_environment(options, self.model), self.log)
 
     def _wait(self, log_start: int, deadline: float) -> None:
         started = reported = time.monotonic()
         while not self._answers():
-            assert self._guard is not None
-            if (code := self._guard.poll()) is not None:
+            if (code := self._process.exit_code()) is not None:
                 raise explain_failure(read_log(self.log, log_start), code, self.log)
             now = time.monotonic()
             if now > deadline:
@@ -138,64 +131,3 @@ class Engine(EngineHandle):
                 f"{self.url} serves weight version {version}, not {self.weight_version}", hint=f"less {self.log}"
             )
         return self.is_healthy()
-
-
-def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
-
-
-def _start_guard(command: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, guard.IGNORED)  # until the guard ignores them
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, *command],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a guard and all below it."""
-    processes = _processes_below(process.pid)
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
-    try:
-        process.wait(STOP_TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    _kill_leftovers(processes)
-
-
-def _processes_below(pid: int) -> list[psutil.Process]:
-    import psutil
-
-    try:
-        return list(psutil.Process(pid).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _kill_leftovers(processes: list[psutil.Process]) -> None:
-    """What the guard did not end, should it have been killed itself."""
-    import psutil
-
-    _, alive = psutil.wait_procs(processes, timeout=2)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    _, alive = psutil.wait_procs(alive, timeout=STOP_TIMEOUT_SECONDS)
-    if alive:
-        raise InternalError(
-            f"processes of the engine do not end: {', '.join(str(process.pid) for process in alive)}",
-            hint="they wait in the kernel, often for a GPU or a file system: tell the administrators of the node",
-        )

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from slime_stages.errors import InternalError, SlimeStagesError, UsageError
 
+PROGRAMS = {"engine": "sglang", "router": "smg"}
 TAIL_BYTES = 200_000
 LONGEST_LINE = 500
 """SGLang prints all its arguments in one line."""
 
-REFUSED_FLAG = re.compile(r"^.*launch_server.*: error: (.*)$|^(?:sglang.*)?error: (.*)$")
+REFUSED_FLAG = re.compile(r"^.*launch_(?:server|router).*: error: (.*)$|^(?:sglang.*)?error: (.*)$")
 RAISED = re.compile(r"^(?:\[[^]]*\] )?(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b.*")
 OUT_OF_MEMORY = re.compile(r"out of memory|not enough (?:gpu )?memory|cannot allocate memory|bad_alloc", re.IGNORECASE)
 PORT_TAKEN = re.compile(
@@ -35,17 +36,17 @@ def is_port_clash(lines: list[str]) -> bool:
     return any(PORT_TAKEN.search(line) for line in lines)
 
 
-def explain_failure(lines: list[str], code: int, log: Path) -> SlimeStagesError:
+def explain_failure(lines: list[str], code: int, log: Path, *, program: str = "engine") -> SlimeStagesError:
     """The error to raise for a server that ended with `code`."""
     hint = f"less {log}"
     for line in reversed(lines):
         if match := REFUSED_FLAG.match(line):
-            return UsageError(f"sglang refuses its options: {match[1] or match[2]}", hint=hint)
+            return UsageError(f"{PROGRAMS[program]} refuses its options: {match[1] or match[2]}", hint=hint)
     if memory := next((line for line in reversed(lines) if OUT_OF_MEMORY.search(line)), None):
         hint = f"lower --sglang-mem-fraction-static or --sglang-max-total-tokens, or give the job more memory; {hint}"
         return InternalError(f"the engine ran out of memory: {memory.strip()}", hint=hint)
     if code == 128 + 9 and not any(RAISED.match(line) for line in lines):
-        return InternalError("the engine was killed while it started, as happens when memory runs out", hint=hint)
+        return InternalError(f"the {program} was killed while it started, as happens when memory runs out", hint=hint)
     raised = [line for line in lines if RAISED.match(line) and not any(word in line for word in BENIGN)]
-    words = raised[-1:] or lines[-3:] or ["it wrote nothing"]
-    return InternalError(f"the engine ended with exit code {code}: {' / '.join(w.strip() for w in words)}", hint=hint)
+    words = " / ".join(line.strip() for line in raised[-1:] or lines[-3:] or ["it wrote nothing"])
+    return InternalError(f"the {program} ended with exit code {code}: {words}", hint=hint)

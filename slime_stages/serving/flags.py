@@ -54,6 +54,27 @@ def check_router_flags(flags: Mapping[str, object], python: str) -> dict[str, ob
     return _checked(flags, installation.router_flags, OWNED_ROUTER, prefix="router", program=f"smg {version}")
 
 
+def usable_overrides(overrides: Mapping[str, object], python: str) -> tuple[dict[str, object], list[str]]:
+    """Options of a group in `sglang_config` that the installed SGLang knows, and a warning for each other one.
+
+    UsageError for one that is ours.
+    """
+    installation = inspect_installation(python)
+    _require(installation.sglang_flags, "sglang", python)
+    usable, warnings = {}, []
+    for given, value in overrides.items():
+        name = _normalise(given)
+        if name in OWNED_SGLANG and OWNED_SGLANG[name] != LAYOUT:
+            raise UsageError(f"the override {name} cannot be set: {OWNED_SGLANG[name]}", hint=f"remove {name}")
+        if name in installation.sglang_flags:
+            usable[name] = value
+            continue
+        close = difflib.get_close_matches(name, installation.sglang_flags, n=1)
+        instead = f"; did you mean {close[0]}?" if close else ""
+        warnings.append(f"the override {name} is left out: SGLang has no such option{instead}")
+    return usable, warnings
+
+
 def to_words(flags: Mapping[str, object], known: Mapping[str, Flag]) -> list[str]:
     """`flags` as words of a command line, in the program's own spelling; None, and False for a switch, are left out."""
     return [word for name, value in flags.items() for word in _words(known[_normalise(name)], value)]

@@ -57,13 +57,19 @@ class EngineOptions:
     """SGLang's random seed; samples carry seeds of their own."""
 
     threads: int | None = None
-    """Of one process on a CPU; None: half the cores, at most 8, but 1 for a tiny model."""
+    """Of one process on a CPU; None: half the cores that are its own, at most 8, but 1 for a tiny model."""
+
+    engines_beside: int = 0
+    """Other engines on the same machine: without a GPU all of them share its cores."""
 
     flags: Mapping[str, object] = field(default_factory=dict)
     """`--sglang-*`, by name with underscores."""
 
     layout: Mapping[str, object] = field(default_factory=dict)
     """Options that the layout of the engines decides, such as `tp_size`; not checked against what a user may set."""
+
+    port_flags: tuple[str, ...] = ()
+    """Options that take a free port each, such as `disaggregation_bootstrap_port`."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables for the server alone, over all others."""
@@ -84,8 +90,10 @@ def has_accelerator() -> bool:
     return any(next(root.glob(pattern.lstrip("/")), None) for pattern in ACCELERATOR_DEVICES)
 
 
-def server_command(options: EngineOptions, model: Path, weight_version: str, port: int) -> list[str]:
-    """The words that start a server of `model` on `port`."""
+def server_command(
+    options: EngineOptions, model: Path, weight_version: str, port: int, *, ports: Mapping[str, int] | None = None
+) -> list[str]:
+    """The words that start a server of `model` on `port`; `ports` are those of the options in `port_flags`."""
     installation = inspect_installation(options.python)
     given = check_sglang_flags(options.flags, options.python)
     owned = {
@@ -97,7 +105,7 @@ def server_command(options: EngineOptions, model: Path, weight_version: str, por
         "skip_server_warmup": True,
         "trust_remote_code": True,
     }
-    flags = {**_defaults(options, installation), **given, **options.layout, **owned}
+    flags = {**_defaults(options, installation), **given, **options.layout, **(ports or {}), **owned}
     return [*installation.python, "-m", "sglang.launch_server", *to_words(flags, installation.sglang_flags)]
 
 
@@ -130,7 +138,7 @@ def _cpu_environment(options: EngineOptions, model: Path) -> dict[str, str]:
         plugin = _served_model(model)
     cores = sorted(os.sched_getaffinity(0))
     most = 1 if _weights_bytes(model) < TINY_WEIGHTS_BYTES else MOST_THREADS
-    threads = options.threads or max(1, min(most, len(cores) // 2))
+    threads = options.threads or max(1, min(most, len(cores) // 2 // (1 + options.engines_beside)))
     ranks = _count(options.layout, "tp_size") * _count(options.flags, "dp_size")
     binding = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(_shares(cores, ranks))} if ranks > 1 else {}
     return {

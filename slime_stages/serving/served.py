@@ -20,3 +20,9 @@ class Served:
 
     model_urls: dict[str, str] = field(default_factory=dict)
     """Name in `sglang_config` → address of that model's router or engine; empty where there is one model."""
+
+    weight_version: str | None = None
+    """What answers must name as the version of their weights; None where it may change, or is not known."""
+
+    is_exclusive: bool = False
+    """Nobody else sends them requests: all of these may be ended at once."""

@@ -1,83 +1,122 @@
-"""Engines that serve the plan's weights: warm ones where there are any, external ones, or one of our own."""
+"""Engines that serve the plan's weights: warm ones where there are any, a service, external ones, or our own."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from slime_stages.errors import DataError, SlimeStagesError
+from slime_stages.errors import DataError, RetryableError, SlimeStagesError
 from slime_stages.progress import Progress
-from slime_stages.serving.engine import Engine
-from slime_stages.serving.handle import EngineHandle
-from slime_stages.serving.options import engine_options
-from slime_stages.serving.registry import find_engines
+from slime_stages.serving.bring import bring_all, bring_to
+from slime_stages.serving.devices import visible_devices
+from slime_stages.serving.external import before_external, probe_all
+from slime_stages.serving.fleet import Fleet
+from slime_stages.serving.launch import has_accelerator
+from slime_stages.serving.layout import layout_of
+from slime_stages.serving.models import host_and_port
+from slime_stages.serving.registry import SERVICE, find_engines, read_records
 from slime_stages.serving.served import Served
 from slime_stages.stage import Stage, say
 from slime_stages.weights.publish import check_weights, verify_weights
 from slime_stages.weights.record import engine_label
 
+__all__ = ["bring_to", "host_and_port", "ready_engines", "vocabulary_size"]
+
+SERVICE_POLL_SECONDS = 2.0
+
 
 @contextmanager
 def ready_engines(stage: Stage) -> Iterator[Served]:
     """Engines that have the policy version of the plan; what was started for it ends with the block."""
-    version = stage.plan.policy_version
-    weights = stage.run.weights_path(version)
+    weights = stage.run.weights_path(stage.plan.policy_version)
     check_weights(weights)
-    if stage.config.serving.serving_mode == "external":
-        addresses = stage.config.serving.rollout_external_engine_addrs or ()
-        handles = [EngineHandle(f"http://{address.removeprefix('http://')}") for address in addresses]
-        for handle in handles:
-            bring_to(handle, weights, version)
-        urls = tuple(handle.url for handle in handles)
-        yield Served(urls=urls, engine_count=len(urls), engine_urls=urls)
-    elif (warm := warm_engine(stage, weights, version)) is not None:
-        yield Served(urls=(warm.url,), engine_count=1, engine_urls=(warm.url,))
-    else:
-        verify_weights(weights)
-        log = stage.run.log_path(f"engine-{stage.plan.iteration:06d}-{stage.call.shard or 0:05d}")
-        with Progress("engine", total=None) as progress:
-            engine = Engine(
-                weights,
-                engine_label(weights, version),
-                log=log,
-                options=engine_options(stage.config),
-                progress=lambda seconds, line: progress.update(int(seconds), log=line[-60:]),
-            )
-            engine.start()
-        with engine_stopped_after(engine):
-            yield Served(urls=(engine.url,), engine_count=1, engine_urls=(engine.url,))
+    mode = stage.config.serving.serving_mode
+    if mode == "external":
+        with _external(stage, weights) as served:
+            yield served
+        return
+    kept = service_engines(stage, weights) if mode == "service" else warm_engines(stage, weights)
+    if kept is not None:
+        yield kept
+        return
+    with _own(stage, weights) as served:
+        yield served
 
 
 @contextmanager
-def engine_stopped_after(engine: Engine) -> Iterator[None]:
+def _external(stage: Stage, weights: Path) -> Iterator[Served]:
+    engines = probe_all(stage.config.serving.rollout_external_engine_addrs or (), stage.config)
+    working = [engine.handle for engine in engines if engine.worker_type != "encoder"]
+    bring_all(working, weights, stage.plan.policy_version)
+    with before_external(engines, stage.config, stage.run.log_path) as served:
+        yield served
+
+
+@contextmanager
+def _own(stage: Stage, weights: Path) -> Iterator[Served]:
+    """Engines in this job's own allocation."""
+    verify_weights(weights)
+    layout = layout_of(stage.config, visible_devices())
+    with Progress("engine", total=None) as progress:
+        fleet = Fleet(
+            config=stage.config,
+            layout=layout,
+            weights=weights,
+            label=engine_label(weights, stage.plan.policy_version),
+            log=stage.run.log_path,
+            log_name=f"engine-{stage.plan.iteration:06d}-{stage.call.shard or 0:05d}",
+            progress=lambda seconds, line: progress.update(int(seconds), log=line[-60:]),
+        )
+        fleet.start()
     try:
-        yield
+        yield replace(fleet.served(), is_exclusive=True)
     finally:
-        engine.stop()
+        fleet.stop()
 
 
-def warm_engine(stage: Stage, weights: Path, version: int) -> EngineHandle | None:
-    """An engine that somebody keeps warm for this run, with the right weights; None if there is none that works."""
+def warm_engines(stage: Stage, weights: Path) -> Served | None:
+    """Engines that somebody keeps warm for this run, with the right weights; None if there are none that work."""
+    version = stage.plan.policy_version
     for record in find_engines(stage.run.engines_path):
-        handle = EngineHandle(record.url)
         try:
-            bring_to(handle, weights, version)
+            bring_all(record.handles(), weights, version)
         except SlimeStagesError as error:
             say(f"warning: the warm engine {record.url} is of no use: {error}")
         else:
-            return handle
+            return record.served(engine_label(weights, version))
     return None
 
 
-def bring_to(handle: EngineHandle, weights: Path, version: int) -> None:
-    """Have the engine serve this version, whose files are read and compared with their digests before it loads them."""
-    label = engine_label(weights, version)
-    if handle.version() != label:
-        verify_weights(weights)
-        handle.update_weights(weights, label)
+def service_engines(stage: Stage, weights: Path) -> Served | None:
+    """The engines of `slime-stages serve`, waited for and with the right weights; None, said, to start own ones.
+
+    RetryableError if these would have to do without the GPUs that the service has.
+    """
+    version, wait = stage.plan.policy_version, stage.config.serving.service_wait_seconds
+    deadline, reason = time.monotonic() + wait, "nobody serves"
+    while True:
+        for record in find_engines(stage.run.engines_path, kind=SERVICE):
+            try:
+                left = max(0.0, deadline - time.monotonic())
+                bring_all(record.handles(), weights, version, wait_until_idle=left)
+            except SlimeStagesError as error:
+                reason = str(error)
+            else:
+                return record.served(engine_label(weights, version))
+        if time.monotonic() > deadline:
+            break
+        time.sleep(SERVICE_POLL_SECONDS)
+    if not has_accelerator() and any(one.has_gpus for one in read_records(stage.run.engines_path)):
+        raise RetryableError(
+            f"the engines of `serve` are of no use after {wait:g} s: {reason}; this job has no GPU to start its own on",
+            hint=f"slime-stages serve --submit --run {stage.run.root}",
+        )
+    say(f"warning: the engines of `serve` are of no use after {wait:g} s: {reason}; this job starts its own")
+    return None
 
 
 def vocabulary_size(weights: Path) -> int:
@@ -87,10 +126,3 @@ def vocabulary_size(weights: Path) -> int:
     if not size:
         raise DataError(f"{weights / 'config.json'} does not tell the vocab_size")
     return int(size)
-
-
-def host_and_port(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    assert parts.port is not None
-    return parts.hostname, parts.port

@@ -16,6 +16,7 @@ from slime_stages.weights.folders import remove_dead_folders
 from slime_stages.weights.outputs import check_outputs
 from slime_stages.weights.publish import finish_folder, unpublished_folder
 from slime_stages.weights.record import WeightsRecord
+from stages.sync.tell import tell_engines
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
 """Largest gap of a probe's log-probs, by the dtype that is published: rounding of weights shows in them."""
@@ -37,13 +38,15 @@ def run(call: StageCall) -> Path:
     with unpublished_folder(target) as folder:
         with Progress(call.title, total=3, unit="parts") as progress:
             record, gap = export(stage, version, trained, folder, progress)
-        return stage.commit(
+        manifest = stage.commit(
             folders={target: folder},
             bytes=sum(file.bytes for file in record.files.values()),
             content=record.digest,
             metrics={"sync/log_probs_gap": gap},
             outputs={"policy_version": version, "weights": target.name},
         )
+    tell_engines(run_dir, config, target, version)
+    return manifest
 
 
 def export(

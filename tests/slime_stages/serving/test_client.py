@@ -85,6 +85,25 @@ async def test_an_id_outside_the_vocabulary_is_refused_before_it_is_sent() -> No
             await client.generate([3, 512], {}, rid="c")
 
 
+async def test_a_prompt_with_images_is_sent_as_text_and_must_come_out_as_the_same_number_of_tokens(
+    serve: Serve,
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> web.Response:
+        seen.append(body)
+        return web.json_response({**ANSWER, "meta_info": {**ANSWER["meta_info"], "prompt_tokens": 3}})  # type: ignore[dict-item]
+
+    media = {"text": "<image>what?", "image_data": ["data:image/png;base64,AA=="]}
+    async with EngineClient(await serve(answer), vocab_size=512) as client:
+        output = await client.generate([1, 2, 3], {}, rid="i", media=media)
+        with pytest.raises(DataError, match="made 3 tokens of text and images, the prompt table 2"):
+            await client.generate([1, 2], {}, rid="j", media=media)
+
+    assert output.output_ids == [5, 6]
+    assert {key: seen[0].get(key) for key in ("text", "image_data", "input_ids")} == {**media, "input_ids": None}
+
+
 async def test_a_server_error_is_tried_again_under_another_id(serve: Serve) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -99,6 +118,64 @@ async def test_a_server_error_is_tried_again_under_another_id(serve: Serve) -> N
     assert [body["rid"] for body in seen] == ["d", "d.1", "d.2"]
     assert {body["routing_key"] for body in seen} == {"session"}
     assert seen[0]["priority"] == 1
+
+
+async def test_a_router_without_an_engine_is_asked_again(serve: Serve) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> web.Response:
+        seen.append(body)
+        error = {"error": {"code": "model_not_found", "message": "No worker available for model 'unknown'"}}
+        return web.json_response(ANSWER) if len(seen) == 2 else web.json_response(error, status=404)
+
+    async with EngineClient(await serve(answer), vocab_size=10) as client:
+        output = await client.generate([1], {}, rid="d")
+
+    assert output.output_ids == [5, 6]
+
+
+async def test_an_answer_of_other_weights_than_wanted_is_worth_another_job(serve: Serve) -> None:
+    url = await serve(lambda body: web.json_response(ANSWER))
+
+    async with EngineClient(url, vocab_size=10, weight_version="7") as client:
+        assert (await client.generate([1], {}, rid="d")).weight_version == "7"
+    async with EngineClient(url, vocab_size=10, weight_version="8") as client:
+        with pytest.raises(RetryableError, match="was given weights 7 while it worked for 8"):
+            await client.generate([1], {}, rid="d")
+
+
+async def test_an_abort_names_a_request_as_the_engine_knows_it(serve: Serve) -> None:
+    aborted: list[str] = []
+    arrived, release = asyncio.Event(), asyncio.Event()
+
+    async def generate(request: web.Request) -> web.Response:
+        if (await request.json())["rid"] == "long":
+            return web.Response(status=503)
+        arrived.set()
+        await release.wait()
+        return web.json_response(ANSWER)
+
+    async def abort(request: web.Request) -> web.Response:
+        aborted.append((await request.json())["rid"])
+        release.set()
+        return web.json_response({})
+
+    application = web.Application()
+    application.router.add_post("/generate", generate)
+    application.router.add_post("/abort_request", abort)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    async with EngineClient(url, vocab_size=10) as client, EngineClient(url, vocab_size=10) as other:
+        request = asyncio.create_task(client.generate([1], {}, rid="long"))
+        await arrived.wait()
+        await other.abort("long")
+        await request
+    await runner.cleanup()
+
+    assert aborted == ["long.1"]
 
 
 async def test_an_engine_that_never_answers_is_given_up_at_the_deadline() -> None:

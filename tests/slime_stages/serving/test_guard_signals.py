@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime_stages.serving.engine import _end, _start_guard
+from slime_stages.serving.process import GuardedProcess
 
 SERVER = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
 
@@ -20,31 +20,31 @@ SERVER = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); 
 def test_neither_the_guard_nor_its_server_ends_by_a_signal_to_the_whole_job(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with (tmp_path / "log").open("wb") as log:
-        guard = _start_guard([sys.executable, "-c", SERVER, str(tmp_path / "pid")], dict(os.environ), log)
-    guard.send_signal(number)  # before it can have put any handler
+    guard = GuardedProcess()
+    guard.start([sys.executable, "-c", SERVER, str(tmp_path / "pid")], os.environ, tmp_path / "log")
+    os.kill(guard.pid, number)  # before it can have put any handler
     deadline = time.monotonic() + 30
     while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
-        assert guard.poll() is None
+        assert guard.is_alive()
         assert time.monotonic() < deadline
         time.sleep(0.02)
     server = psutil.Process(int((tmp_path / "pid").read_text()))
 
     server.send_signal(number)
-    guard.send_signal(number)
+    os.kill(guard.pid, number)
     time.sleep(1.0)
 
     assert server.is_running()
     assert server.status() != psutil.STATUS_ZOMBIE
-    _end(guard)
+    guard.stop()
     assert not server.is_running()
-    assert guard.returncode == 0
 
 
 def test_the_owner_takes_signals_as_before(tmp_path: Path) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
-    with (tmp_path / "log").open("wb") as log:
-        _end(_start_guard(["true"], dict(os.environ), log))
+    guard = GuardedProcess()
+    guard.start(["true"], os.environ, tmp_path / "log")
+    guard.stop()
 
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before

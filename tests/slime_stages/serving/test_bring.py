@@ -1,0 +1,79 @@
+"""Engines that several jobs share get other weights when nobody uses them, and each set of weights once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from slime_stages.errors import DataError, RetryableError
+from slime_stages.serving.bring import bring_all
+from slime_stages.serving.handle import EngineHandle
+from slime_stages.weights.publish import finish_folder, unpublished_folder
+from slime_stages.weights.record import engine_label
+from tests.slime_stages.serving.fake_engine import FakeEngine, serving
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    target = tmp_path / "000003"
+    with unpublished_folder(target) as folder:
+        (folder / "model.safetensors").write_bytes(b"weights")
+        finish_folder(folder, 3)
+        folder.rename(target)
+    return target
+
+
+@pytest.fixture
+def engines() -> Iterator[list[FakeEngine]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(serving(FakeEngine(weight_version="2@0a1b2c3d"))) for _ in range(2)]
+
+
+def handles(engines: list[FakeEngine]) -> list[EngineHandle]:
+    return [EngineHandle(engine.url) for engine in engines]
+
+
+def test_all_engines_get_the_weights_once(weights: Path, engines: list[FakeEngine]) -> None:
+    for _ in range(2):
+        bring_all(handles(engines), weights, 3, wait_until_idle=10)
+
+    assert [engine.loaded for engine in engines] == [[str(weights)], [str(weights)]]
+    assert {engine.weight_version for engine in engines} == {engine_label(weights, 3)}
+
+
+def test_weights_are_not_taken_from_a_job_that_uses_them(weights: Path, engines: list[FakeEngine]) -> None:
+    engines[1].request_count = 4
+
+    with pytest.raises(RetryableError, match="other jobs still use the engines, with weights 2@0a1b2c3d"):
+        bring_all(handles(engines), weights, 3, wait_until_idle=0)
+
+    assert [engine.loaded for engine in engines] == [[], []]
+
+
+def test_engines_get_the_weights_when_the_other_job_has_done_with_them(
+    weights: Path, engines: list[FakeEngine]
+) -> None:
+    engines[1].request_count = 4
+
+    def finish() -> None:
+        time.sleep(1.5)
+        engines[1].request_count = 0
+
+    threading.Thread(target=finish).start()
+    bring_all(handles(engines), weights, 3, wait_until_idle=30)
+
+    assert [engine.loaded for engine in engines] == [[str(weights)], [str(weights)]]
+
+
+def test_altered_weights_are_loaded_by_no_engine(weights: Path, engines: list[FakeEngine]) -> None:
+    (weights / "model.safetensors").write_bytes(b"weightz")
+
+    with pytest.raises(DataError, match="were altered"):
+        bring_all(handles(engines), weights, 3)
+
+    assert [engine.loaded for engine in engines] == [[], []]
