@@ -1,22 +1,48 @@
-"""The journal of a shard in the making: finished groups, appended as they come, for the attempt after a kill.
+"""The journal of a shard in the making: groups, appended as they come, for the attempt after a kill.
 
-One file an attempt, an Arrow stream of `ROLLOUT` rows with one record batch a group. A torn tail is left unread.
+One file an attempt, an Arrow stream of `ROLLOUT` rows with one record batch a group. What is found out about a group
+later, such as its rewards, follows as a batch without rows. A torn tail is left unread.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pyarrow as pa
 
 from slime_stages.commit import TEMPORARY_PREFIX, retryable_full_disk, temporary_name
 from slime_stages.sample import Sample
 from slime_stages.sample_table import samples_of, samples_table
 from slime_stages.schema import ROLLOUT
+
+GroupKey = tuple[int | None, int | None]
+"""Number of the group, and of its first sample."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """One group of a journal."""
+
+    samples: list[Sample]
+    is_finished: bool
+    note: dict[str, Any] | None = None
+    """What was found out about it."""
+
+    def tells_more_than(self, other: Entry) -> bool:
+        """Whether it is further on; of two finished ones neither is."""
+        if other.is_finished or self.is_finished:
+            return not other.is_finished
+        return self._token_count > other._token_count
+
+    @property
+    def _token_count(self) -> int:
+        return sum(len(sample.tokens) for sample in self.samples)
 
 
 class Journal:
@@ -28,32 +54,49 @@ class Journal:
         self._iteration, self._shard = iteration, shard
         self._fingerprint = fingerprint
 
+    def entries(self) -> list[Entry]:
+        """Groups that earlier attempts have left, each once: finished if it ever was, else as far as it came."""
+        found: dict[GroupKey, Entry] = {}
+        notes: dict[GroupKey, dict[str, Any]] = {}
+        for path in sorted(self._folder.glob("*.arrows")):
+            for batch, about in self._batches(path):
+                if not len(batch):
+                    notes.setdefault((about["group"][0], about["group"][1]), about["note"])
+                    continue
+                entry = Entry(samples=_samples_in(batch), is_finished=not about.get("unfinished"))
+                key = _key(entry.samples)
+                if key not in found or entry.tells_more_than(found[key]):
+                    found[key] = entry
+        for key, note in notes.items():
+            if key in found:
+                found[key].note = note
+        return list(found.values())
+
     def finished_groups(self) -> list[list[Sample]]:
         """Groups that earlier attempts finished, each once."""
-        groups: dict[tuple[int | None, int | None], list[Sample]] = {}
-        for path in sorted(self._folder.glob("*.arrows")):
-            for group in self._read(path):
-                groups.setdefault((group[0].group_index, group[0].index), group)
-        return list(groups.values())
+        return [entry.samples for entry in self.entries() if entry.is_finished]
 
     def group_count(self, *, before: float = inf) -> int:
-        """How many groups `finished_groups` has, without reading all of them; had, at a Unix time in the past."""
+        """How many finished groups there are, without reading all of them; were, at a Unix time in the past."""
         found = set()
         for path in self._folder.glob("*.arrows"):
             if path.stat().st_mtime > before:
                 continue
-            found |= {(batch["group_index"][0].as_py(), batch["index"][0].as_py()) for batch in self._batches(path)}
+            for batch, about in self._batches(path):
+                if len(batch) and not about.get("unfinished"):
+                    found.add((batch["group_index"][0].as_py(), batch["index"][0].as_py()))
         return len(found)
 
-    def append(self, group: Sequence[Sample]) -> None:
-        """Record one finished group; it survives a kill from here on."""
+    def append(self, group: Sequence[Sample], *, is_finished: bool = True) -> None:
+        """Record one group; it survives a kill from here on. One that is not finished may come again, further on."""
         assert group, "a group has samples"
-        with retryable_full_disk(self._folder):
-            table = samples_table(group, iteration=self._iteration, shard=self._shard)
-            for batch in table.combine_chunks().to_batches():
-                self._stream.write_batch(batch)
-            self._raw.flush()
-            os.fsync(self._raw.fileno())
+        table = samples_table(group, iteration=self._iteration, shard=self._shard)
+        [batch] = table.combine_chunks().to_batches()
+        self._write(batch, {} if is_finished else {"unfinished": True})
+
+    def note(self, group: Sequence[Sample], note: dict[str, Any]) -> None:
+        """Record what was found out about a group that was appended; the first note counts."""
+        self._write(pa.RecordBatch.from_pylist([], schema=ROLLOUT.arrow), {"group": _key(group), "note": note})
 
     def discard(self) -> None:
         """Delete the journal of this shard, all attempts."""
@@ -74,18 +117,29 @@ class Journal:
         self._stream.close()
         self._raw.close()
 
-    def _read(self, path: Path) -> list[list[Sample]]:
-        groups: list[list[Sample]] = []
-        with suppress(pa.ArrowException):
-            for batch in self._batches(path):
-                groups.append(samples_of(pa.Table.from_batches([batch])))
-        return groups
+    def _write(self, batch: pa.RecordBatch, about: dict[str, Any]) -> None:
+        with retryable_full_disk(self._folder):
+            self._stream.write_batch(batch, custom_metadata={"about": orjson.dumps(about)} if about else None)
+            self._raw.flush()
+            os.fsync(self._raw.fileno())
 
-    def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+    def _batches(self, path: Path) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+        """Each with what is said about it."""
         try:
             with pa.ipc.open_stream(path.read_bytes()) as stream:
                 fingerprint = (stream.schema.metadata or {}).get(b"fingerprint", b"").decode()
-                if fingerprint == self._fingerprint and stream.schema.equals(ROLLOUT.arrow):
-                    yield from stream
-        except (pa.ArrowException, OSError):
-            pass  # the tail that a kill tore; what came before it is whole
+                if fingerprint != self._fingerprint or not stream.schema.equals(ROLLOUT.arrow):
+                    return
+                while True:
+                    batch, metadata = stream.read_next_batch_with_custom_metadata()
+                    yield batch, {} if metadata is None else orjson.loads(metadata[b"about"])
+        except (StopIteration, pa.ArrowException, OSError):
+            pass  # the end, or the tail that a kill tore; what came before it is whole
+
+
+def _key(group: Sequence[Sample]) -> GroupKey:
+    return group[0].group_index, group[0].index
+
+
+def _samples_in(batch: pa.RecordBatch) -> list[Sample]:
+    return samples_of(pa.Table.from_batches([batch]))

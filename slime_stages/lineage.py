@@ -13,16 +13,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slime_stages.digest import digest_json
 from slime_stages.errors import MissingInputError, SlimeStagesError
 from slime_stages.manifest import Manifest, read_manifest
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
-from slime_stages.stage import StageCall, config_digest
+from slime_stages.stage import StageCall, config_digest, read_run_plan
 from slime_stages.weights.record import read_weights_record
 
 if TYPE_CHECKING:
+    from slime_stages.carry import HandOver, Inheritance
     from slime_stages.config import Config
     from slime_stages.journal import Journal
+
+DATA_SOURCE = "data_source"
+"""What a rollout is made from, and makes, where a class of the user's chooses the prompts."""
 
 Kept = dict[Path, Manifest | SlimeStagesError]
 _kept: ContextVar[Kept | None] = ContextVar("kept_manifests", default=None)
@@ -48,8 +53,77 @@ def shard_manifest_path(run: RunDir, plan: Plan, stage: str, shard: int | None) 
     return _manifest_path(run, stage, plan.iteration, shard, plan.shard_count, plan.split)
 
 
-def rollout_inputs(run: RunDir, plan: Plan) -> dict[str, str]:
-    return {"plan": plan.digest, "weights": weights_content(run, plan.policy_version)}
+def rollout_inputs(run: RunDir, plan: Plan, shard: int = 0) -> dict[str, str]:
+    """The same for all shards, where nothing is handed over from one iteration to another."""
+    inputs = {"plan": plan.digest, "weights": weights_content(run, plan.policy_version)}
+    if plan.data_source_from is not None:
+        inputs[DATA_SOURCE] = _data_source_content(run, _earlier_plan(run, plan.data_source_from))
+    return inputs if plan.carry_from is None else {**inputs, **inheritance(run, plan, shard).inputs}
+
+
+def _data_source_content(run: RunDir, before: Plan) -> str:
+    """Digest of the state of the user's data source after an iteration; empty where it had none yet."""
+    record = committed(run, before, "rollout", 0).outputs.get(DATA_SOURCE, {})
+    return str(record.get("content", ""))
+
+
+def inheritance(run: RunDir, plan: Plan, shard: int) -> Inheritance:
+    """What a shard takes over from earlier iterations, and where its own prompts begin.
+
+    MissingInputError, with the command that makes it, if a rollout that it comes from is not there.
+    """
+    from slime_stages.carry import Inheritance, begun_anew, continued
+
+    assert plan.carry_from is not None
+    before = {iteration: _earlier_plan(run, iteration) for iteration in plan.carry_from}
+    taken = tuple(
+        _hand_over(run, old, number)
+        for old in before.values()
+        for number in range(shard, old.shard_count, plan.shard_count)
+    )
+    if len(before) == 1 and len(taken) == 1:
+        [old], [found] = before.values(), taken
+        if (stream := continued(plan, shard, old, found)) is not None:
+            return Inheritance(taken=taken, read=taken, stream=stream, first=found.next)
+    behind = tuple(
+        _hand_over(run, old, number) for old in _newest_carrying(run, plan) for number in range(old.shard_count)
+    )
+    read = tuple(dict.fromkeys((*taken, *behind)))
+    return Inheritance(taken=taken, read=read, stream=begun_anew(plan, shard, behind), first=0)
+
+
+def _newest_carrying(run: RunDir, plan: Plan) -> Iterator[Plan]:
+    """The newest iterations that are done when this one begins: all streams there were, at their latest."""
+    newest, step = plan.policy_version - 1, 1
+    for iteration in range(newest, -1, -1):
+        if iteration <= newest - step:
+            return
+        old = _earlier_plan(run, iteration)
+        if old.carry_from is None:
+            return
+        step = max(step, old.stream_step or 1)
+        yield old
+
+
+def _earlier_plan(run: RunDir, iteration: int) -> Plan:
+    """Asked for by every shard of an iteration."""
+    path = run.plan_path(iteration)
+    return _plan_as_of(run, iteration, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@lru_cache(maxsize=64)
+def _plan_as_of(run: RunDir, iteration: int, _changed: int) -> Plan:
+    return read_run_plan(run, iteration)
+
+
+def _hand_over(run: RunDir, plan: Plan, shard: int) -> HandOver:
+    from slime_stages.carry import hand_over_of
+
+    try:
+        return hand_over_of(run, plan, shard, committed(run, plan, "rollout", shard))
+    except SlimeStagesError as error:
+        error.hint = command(run, "rollout", plan.iteration, shard)
+        raise
 
 
 def journal_of(run: RunDir, plan: Plan, config: Config, call: StageCall) -> Journal:
@@ -57,11 +131,13 @@ def journal_of(run: RunDir, plan: Plan, config: Config, call: StageCall) -> Jour
     from slime_stages.journal import Journal
 
     shard = call.shard or 0
+    inputs = rollout_inputs(run, plan, shard)
+    carried = "" if plan.carry_from is None else f" {digest_json(inputs)}"
     return Journal(
         run.journal_path(call.iteration, shard, call.split),
         iteration=call.iteration,
         shard=shard,
-        fingerprint=f"{plan.digest} {weights_content(run, plan.policy_version)} {config_digest(config, call)}",
+        fingerprint=f"{plan.digest} {inputs['weights']} {config_digest(config, call)}{carried}",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -47,6 +48,13 @@ class Plan(BaseModel):
     shuffle: bool
     """Ask the prompts of each epoch in an order of its own."""
     shards: tuple[ShardPlan, ...]
+    carry_from: tuple[int, ...] | None = None
+    """Earlier iterations whose hand-overs of prompts this one takes, each of them once in the run; null: prompts are
+    neither taken nor handed over, and every shard asks exactly its slice."""
+    stream_step: int | None = None
+    """With a hand-over: iterations from one to the next that asks on where this one stops; 1 + staleness."""
+    data_source_from: int | None = None
+    """Iteration whose state the user's data source goes on from; null for the first one, and for the prompt table."""
 
     @property
     def shard_count(self) -> int:
@@ -68,11 +76,16 @@ class Plan(BaseModel):
         return self.start_version - self.policy_version
 
     def to_bytes(self) -> bytes:
-        return orjson.dumps(sealed(self.model_dump()), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(sealed(self._values()), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
     @property
     def digest(self) -> str:
-        return digest_json(self.model_dump())
+        return digest_json(self._values())
+
+    def _values(self) -> dict[str, Any]:
+        """What came later is left out where it says nothing: the plan keeps the digest that it had."""
+        unset = {name for name in ("carry_from", "stream_step", "data_source_from") if getattr(self, name) is None}
+        return self.model_dump(exclude=unset)
 
 
 def plan_shards(start: int, count: int, shard_count: int) -> tuple[ShardPlan, ...]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 from slime_stages.commit import replace_file
 from slime_stages.config import Config
-from slime_stages.errors import DataError, SlimeStagesError
-from slime_stages.launch.start_run import current_revision, prompts_record
+from slime_stages.config.eval_dataset import resolved_dataset
+from slime_stages.errors import DataError, MissingInputError, SlimeStagesError, UsageError
+from slime_stages.launch.prompt_tables import prompts_record
+from slime_stages.launch.start_run import current_revision
 from slime_stages.manifest import Manifest, read_manifest
 from slime_stages.plan import Plan, freeze_plan, plan_shards
 from slime_stages.rundir import RunDir
@@ -21,9 +24,23 @@ def ensure_plan(run: RunDir, iteration: int) -> Plan:
     return _ensured(run, iteration, "train", _new_plan)
 
 
-def ensure_eval_plan(run: RunDir, version: int, split: str) -> Plan:
-    """The plan of evaluating a version of the weights on a set; the same."""
-    return _ensured(run, version, split, _new_eval_plan)
+def ensure_eval_plan(run: RunDir, version: int, split: str, *, shards: int | None = None) -> Plan:
+    """The plan of evaluating a version of the weights on a set; the same. UsageError if `shards` are asked for and it
+    was made with another number of them."""
+    plan = _ensured(run, version, split, partial(_new_eval_plan, shards=shards))
+    prompts = plan.shards[-1].stop
+    if shards is not None and plan.shard_count != min(shards, prompts):
+        raise UsageError(
+            f"the evaluation {split} of weights {version} is planned in {plan.shard_count} shards, not in {shards}",
+            hint=f"leave --shards out, or rm -r {run.plan_path(version, split).parent}   to begin it anew",
+        )
+    return plan
+
+
+def eval_shard_count(run: RunDir, config: Config, split: str) -> int:
+    """Shards of an evaluation that is not planned yet."""
+    shards = config.eval.eval_shards
+    return shards if shards == 1 else min(shards, int(prompts_record(run, split)["rows"]))
 
 
 def _ensured(run: RunDir, iteration: int, split: str, new: Callable[[RunDir, int, str], Plan]) -> Plan:
@@ -45,24 +62,30 @@ def _ensured(run: RunDir, iteration: int, split: str, new: Callable[[RunDir, int
 def _new_plan(run: RunDir, iteration: int, split: str) -> Plan:
     revision = _revision_of(run, iteration, split)
     config = read_config(run, revision)
-    batch = config.rollout.rollout_batch_size
+    batch, version = config.rollout.rollout_batch_size, _policy_version(run, iteration, config)
+    carry_from = _carry_from(run, iteration, version, begins=config.rollout.carries)
     return Plan(
         run_id=run.run_id(),
         iteration=iteration,
         config_revision=revision,
-        policy_version=_policy_version(run, iteration, config),
+        policy_version=version,
         prompts_digest=prompts_record(run, split)["content"],
         n_samples_per_prompt=config.rollout.n_samples_per_prompt,
         seed=config.data.rollout_seed,
         shuffle=config.data.rollout_shuffle,
         shards=plan_shards(iteration * batch, batch, config.rollout.rollout_shards),
+        carry_from=carry_from,
+        stream_step=None if carry_from is None else 1 + config.rollout.staleness,
+        data_source_from=iteration - 1 if iteration and config.plugins.data_source_path else None,
     )
 
 
-def _new_eval_plan(run: RunDir, version: int, split: str) -> Plan:
+def _new_eval_plan(run: RunDir, version: int, split: str, *, shards: int | None) -> Plan:
     revision = _revision_of(run, version, split)
     config = read_config(run, revision)
     record = prompts_record(run, split)
+    known = sorted(run.stage_path("rollout", version, split).glob("shard-*-of-*.json"))
+    count = int(known[0].stem.rpartition("-of-")[2]) if known else shards or config.eval.eval_shards
     return Plan(
         run_id=run.run_id(),
         iteration=version,
@@ -70,10 +93,10 @@ def _new_eval_plan(run: RunDir, version: int, split: str) -> Plan:
         config_revision=revision,
         policy_version=version,
         prompts_digest=record["content"],
-        n_samples_per_prompt=config.eval.n_samples_per_eval_prompt,
+        n_samples_per_prompt=resolved_dataset(config, split).n_samples_per_eval_prompt or 1,
         seed=config.data.rollout_seed,
         shuffle=False,
-        shards=plan_shards(0, record["rows"], 1),
+        shards=plan_shards(0, record["rows"], min(count, record["rows"])),
     )
 
 
@@ -116,6 +139,29 @@ def _policy_version(run: RunDir, iteration: int, config: Config) -> int:
     if wanted in published:
         return wanted
     return min((version for version in published if wanted < version <= iteration), default=wanted)
+
+
+def _carry_from(run: RunDir, iteration: int, policy_version: int, *, begins: bool) -> tuple[int, ...] | None:
+    """The iterations that are done for certain when this one begins, since its weights came after them, and whose
+    hand-overs no plan before takes. Once one has handed over, all do: nothing that was left over is lost."""
+    before = _carrying(run, iteration - 1)
+    if before is None:
+        return () if begins else None
+    taken, known = 0, {iteration - 1: before}
+    while before is not None and before.iteration > taken:  # a plan takes what is older than its weights
+        taken = max(taken, before.policy_version)
+        before = _carrying(run, before.iteration - 1)
+        known |= {} if before is None else {before.iteration: before}
+    return tuple(number for number in range(taken, policy_version) if number in known or _carrying(run, number))
+
+
+def _carrying(run: RunDir, iteration: int) -> Plan | None:
+    """The plan of an iteration that hands over; None if it does not, or was never planned."""
+    try:
+        plan = read_run_plan(run, iteration)
+    except MissingInputError:
+        return None
+    return None if plan.carry_from is None else plan
 
 
 def _longest_staleness(run: RunDir) -> int:

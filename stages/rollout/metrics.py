@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from slime_stages.sample import Sample, Status
 
+DROPPED = "dropped/"
 
-def rollout_counts(samples: Sequence[Sample], *, issued: int) -> dict[str, int]:
-    """Prompts issued and kept, samples by status."""
-    kept = len({sample.group_index for sample in samples})
+
+def rollout_counts(samples: Sequence[Sample], prompts: Mapping[str, int], *, carries: bool) -> dict[str, int]:
+    """What became of every prompt, and samples by status."""
     by_status = Counter(Status(sample.status).value for sample in samples)
-    return {"issued": issued, "kept": kept, "dropped": issued - kept, "carried": 0, **by_status}
+    names = prompts.keys() - (set() if carries else {"taken"})
+    return {**{name: count for name, count in prompts.items() if name in names}, **by_status}
+
+
+def drop_metrics(prompts: Mapping[str, int]) -> dict[str, float | None]:
+    """Groups that were dropped, by reason."""
+    reasons = {name.removeprefix(DROPPED): count for name, count in prompts.items() if name.startswith(DROPPED)}
+    return {f"rollout/dynamic_filter/drop_{reason}": float(count) for reason, count in reasons.items()}
 
 
 def rollout_metrics(samples: Sequence[Sample], seconds: float) -> dict[str, float | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from slime_stages.config.types import Section, Share
 
@@ -12,6 +12,20 @@ from slime_stages.config.types import Section, Share
 class Rollout(Section):
     title: ClassVar[str] = "how many samples an iteration has and how they are drawn"
     in_plan: ClassVar[frozenset[str]] = frozenset({"staleness"})
+    digested_if_set: ClassVar[frozenset[str]] = frozenset(
+        {
+            "over_sampling_batch_size",
+            "dynamic_sampling_filter_path",
+            "partial_rollout",
+            "mask_offpolicy_in_partial_rollout",
+            "rollout_quorum",
+            "rollout_deadline",
+            "rollout_max_refills",
+            "buffer_filter_path",
+            "rollout_sample_filter_path",
+            "rollout_all_samples_process_path",
+        }
+    )
 
     rollout_batch_size: PositiveInt
     """Prompts in one iteration."""
@@ -55,3 +69,52 @@ class Rollout(Section):
 
     rollout_sample_hook_path: tuple[str, ...] = ()
     """`module.function`s called on every finished sample, in this order."""
+
+    over_sampling_batch_size: PositiveInt | None = None
+    """Prompts asked at a time, until `rollout_batch_size` are kept; as many without it. What is asked beyond those is
+    handed over to a later iteration, never thrown away."""
+
+    dynamic_sampling_filter_path: str | None = None
+    """`module.function` that says of each scored group whether it is kept, such as
+    `slime_stages.rollout_filters.check_reward_nonzero_std`. Rewards are then made while generating."""
+
+    rollout_max_refills: PositiveInt = 16
+    """Most times that a shard asks for further prompts because groups were dropped; then it fails and says which."""
+
+    partial_rollout: bool = False
+    """Hand over what unfinished responses have so far, to be continued; without it they are asked anew."""
+
+    mask_offpolicy_in_partial_rollout: bool = False
+    """Do not train on the tokens of a continued response that older weights wrote."""
+
+    rollout_quorum: Share = 1.0
+    """Share of a shard's groups that is enough: the rest is not waited for, but handed over."""
+
+    rollout_deadline: PositiveFloat | None = None
+    """Seconds of generating after which a shard is finished with what it has, one group at least."""
+
+    buffer_filter_path: str | None = None
+    """`module.function` that chooses which of the handed-over groups to take first; the oldest without it."""
+
+    rollout_sample_filter_path: str | None = None
+    """`module.function` that sees the kept groups and sets `remove_sample` on what is not to be trained on."""
+
+    rollout_all_samples_process_path: str | None = None
+    """`module.function` that sees all finished groups, the dropped ones too."""
+
+    @property
+    def carries(self) -> bool:
+        """Whether anything can be left over that a later iteration takes."""
+        is_over_sampled = (self.over_sampling_batch_size or 0) > self.rollout_batch_size
+        is_cut = self.rollout_quorum < 1 or self.rollout_deadline is not None
+        return is_over_sampled or is_cut or self.partial_rollout or self.dynamic_sampling_filter_path is not None
+
+    @property
+    def scores(self) -> bool:
+        """Whether rewards are made while generating, for a function that needs them."""
+        paths = (
+            self.dynamic_sampling_filter_path,
+            self.rollout_sample_filter_path,
+            self.rollout_all_samples_process_path,
+        )
+        return any(path is not None for path in paths)

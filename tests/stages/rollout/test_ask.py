@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from slime_stages.errors import UsageError
+from slime_stages.journal import Journal
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import start_run
 from slime_stages.prompts.table import read_prompt_table
@@ -16,7 +17,9 @@ from slime_stages.rundir import RunDir
 from slime_stages.sample import Sample, Status
 from slime_stages.serving.served import Served
 from slime_stages.stage import Stage, StageCall, read_config
-from stages.rollout.ask import Generation, new_group
+from stages.rollout.ask import Generation
+from stages.rollout.new_group import new_group
+from stages.rollout.shard_work import by_prompt, work_of
 from tests.slime_stages.config.settings import resolved
 
 
@@ -33,6 +36,18 @@ def sometimes_broken(args: Any, sample: Sample, sampling_params: dict[str, Any],
 
 def no_sample(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> str:
     return "text"
+
+
+def nothing(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    return []
+
+
+def two_executions(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    return [Sample(rollout_id=1, status=Status.COMPLETED), Sample(rollout_id=2, status=Status.COMPLETED)]
+
+
+async def mixed(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample | list[Sample]:
+    return await two_siblings(args, sample, sampling_params) if (sample.index or 0) % 2 else answered(sample, "z")
 
 
 async def shouting(args: Any, sample: Sample, rollout_id: int | None = None) -> None:
@@ -79,15 +94,13 @@ def groups_of(stage: Stage) -> list[list[Sample]]:
 
 
 def finish(stage: Stage, generate: Any) -> tuple[list[list[Sample]], list[list[Sample]]]:
-    """The groups as returned, and as recorded."""
-    recorded: list[list[Sample]] = []
-    generation = Generation(
-        stage=stage,
-        served=Served(urls=("http://127.0.0.1:9",), engine_count=1),
-        generate=generate,
-        record=recorded.append,
-    )
-    return asyncio.run(generation.finish(groups_of(stage), already_done=0)), recorded
+    """The groups as kept, and as recorded."""
+    folder = stage.run.journal_path(0, 0)
+    with Journal(folder, iteration=0, shard=0, fingerprint="") as journal:
+        work = work_of(stage, journal, read_prompt_table(stage.run.prompts_path()))
+        served = Served(urls=("http://127.0.0.1:9",), engine_count=1)
+        asyncio.run(Generation(stage=stage, served=served, generate=generate).finish(work))
+    return by_prompt(work.selection.kept), journal.finished_groups()
 
 
 def test_a_group_is_a_pure_function_of_the_plan(stage: Stage) -> None:
@@ -125,3 +138,27 @@ def test_a_plug_in_that_raises_fails_its_sample_alone_and_the_reason_is_recorded
 def test_a_plug_in_that_returns_no_sample_is_a_usage_error(stage: Stage) -> None:
     with pytest.raises(UsageError, match="the generate function returned str"):
         finish(stage, no_sample)
+
+
+def test_a_plug_in_that_returns_an_empty_list_leaves_a_sample_that_is_not_trained_on(stage: Stage) -> None:
+    groups, _ = finish(stage, nothing)
+
+    assert [[(s.status, s.remove_sample, s.rollout_id) for s in group] for group in groups] == [
+        [(Status.FAILED, True, 0), (Status.FAILED, True, 1)],
+        [(Status.FAILED, True, 2), (Status.FAILED, True, 3)],
+    ]
+    assert groups[0][0].metadata["error"] == "the generate function returned no sample"
+
+
+def test_siblings_with_ids_of_different_executions_are_a_usage_error(stage: Stage) -> None:
+    with pytest.raises(UsageError, match=r"samples of one execution with different ids: \['1', '2'\]"):
+        finish(stage, two_executions)
+
+
+def test_attempts_may_return_a_sample_and_others_a_list(stage: Stage) -> None:
+    groups, _ = finish(stage, mixed)
+
+    assert [[(s.index, s.rollout_id) for s in group] for group in groups] == [
+        [(0, None), (1, 1), (1, 1)],
+        [(2, None), (3, 3), (3, 3)],
+    ]

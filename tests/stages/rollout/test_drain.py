@@ -29,6 +29,7 @@ from slime_stages.slurm.requeue import progress_of
 from slime_stages.stage import Stage, StageCall
 from stages.rollout import admission
 from stages.rollout.admission import Admission, Deadline
+from stages.rollout.judging import Verdict
 from tests.slime_stages.config.settings import resolved
 
 
@@ -52,6 +53,36 @@ def give_seconds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(admission, "drain_seconds", lambda: seconds)
 
 
+class EachGroup:
+    """Work that wants every group, once."""
+
+    def __init__(self, groups: list[list[Sample]], recorded: list[int]) -> None:
+        self.waiting, self.count = list(groups), len(groups)
+        self.recorded, self.taken = recorded, list[list[Sample]]()
+
+    def next(self) -> list[Sample] | None:
+        return self.waiting.pop(0) if self.waiting else None
+
+    def record(self, group: list[Sample]) -> None:
+        self.recorded.append(group[0].group_index or 0)
+
+    def take(self, group: list[Sample], verdict: Verdict) -> None:
+        self.taken.append(group)
+
+    def leave(self, group: list[Sample]) -> None:
+        pass
+
+    def is_done(self) -> bool:
+        return len(self.taken) == self.count
+
+    def stop_time(self) -> float:
+        return float("inf")
+
+
+async def keep(group: list[Sample]) -> Verdict:
+    return Verdict(keep=True)
+
+
 @dataclass
 class Groups:
     """Groups of one sample each, by number; `then` is called in the course of the one that it names."""
@@ -65,17 +96,18 @@ class Groups:
     recorded: list[int] = field(default_factory=list)
 
     def run(self) -> list[list[Sample]]:
+        """The groups in their order."""
+        work = EachGroup([[Sample(group_index=number)] for number in self.seconds], self.recorded)
         running = Admission(
             room=self.room,
             deadline=Deadline(job_end=self.job_end, group_count=len(self.seconds)),
+            work=work,
             ask=self._ask,
-            record=lambda group: self.recorded.append(group[0].group_index or 0),
+            judge=keep,
             is_served=self._is_served,
         )
-        return asyncio.run(self._run(running))
-
-    async def _run(self, running: Admission) -> list[list[Sample]]:
-        return await running.run([[Sample(group_index=number)] for number in self.seconds])
+        asyncio.run(running.run())
+        return sorted(work.taken, key=lambda group: group[0].group_index or 0)
 
     async def _ask(self, group: list[Sample], answered: Callable[[], None]) -> list[Sample]:
         number = group[0].group_index or 0
@@ -261,19 +293,19 @@ def test_no_more_groups_are_begun_than_the_engines_take() -> None:
             answered()
         return group
 
-    async def run() -> list[list[Sample]]:
-        running = Admission(
-            room=6,
-            deadline=Deadline(job_end=None, group_count=9),
-            ask=ask,
-            record=lambda group: None,
-            is_served=lambda: asyncio.sleep(0, True),
-        )
-        return await running.run([[Sample(index=3 * place + k) for k in range(3)] for place in range(9)])
+    work = EachGroup([[Sample(index=3 * place + k) for k in range(3)] for place in range(9)], [])
+    running = Admission(
+        room=6,
+        deadline=Deadline(job_end=None, group_count=9),
+        work=work,
+        ask=ask,
+        judge=keep,
+        is_served=lambda: asyncio.sleep(0, True),
+    )
+    asyncio.run(running.run())
 
-    made = asyncio.run(run())
-
-    assert [[sample.index for sample in group] for group in made] == [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(9)]
+    made = sorted([sample.index or 0 for sample in group] for group in work.taken)
+    assert made == [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(9)]
     assert most in (6, 7, 8)  # a group begins as soon as one sample of those before is answered
 
 
