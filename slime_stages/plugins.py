@@ -44,15 +44,45 @@ def accepts(function: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
+def load_class(path: str, *, like: str, methods: Sequence[str]) -> Callable[..., Any]:
+    """The same for a class: `like` is how it is called, `methods` how its instances are, as in `add(self, item)`."""
+    cls = load_function(path, like=like)
+    for method in methods:
+        name = method.partition("(")[0]
+        function = getattr(cls, name, None)
+        if not isinstance(cls, type) or not callable(function):
+            raise UsageError(f"`{path}` has no method `{name}`", hint=f"it is called as {method}")
+        _check_signature(function, f"{path}.{name}", method)
+    return cls
+
+
 def _check_signature(function: Callable[..., Any], path: str, like: str) -> None:
-    arguments: Sequence[str] = [part.strip() for part in like[like.index("(") + 1 : like.rindex(")")].split(",")]
-    positional = [name for name in arguments if name and "=" not in name]
+    positional, keywords, wanted = _parameters(like)
     try:
         signature = inspect.signature(function)
     except ValueError:
         return  # some builtins have none
+    keywords += [name for name in wanted if accepts(function, name)]
     try:
-        signature.bind(*positional)
+        signature.bind(*positional, **dict.fromkeys(keywords))
     except TypeError as error:
         have = f"{getattr(function, '__name__', path)}{signature}"
         raise UsageError(f"`{path}` is `{have}`: {error}", hint=f"it is called as {like}") from error
+
+
+def _parameters(like: str) -> tuple[list[str], list[str], list[str]]:
+    """The arguments that `name(a, b, c=False, [d])` gives by position, by name, and by name to those that have it; `*`
+    ends the first."""
+    positional: list[str] = []
+    keywords: list[str] = []
+    wanted: list[str] = []
+    only_by_name = False
+    for part in like[like.index("(") + 1 : like.rindex(")")].split(","):
+        name, equals, _ = part.strip().partition("=")
+        if name == "*":
+            only_by_name = True
+        elif name.startswith("["):
+            wanted.append(name.strip("[]"))
+        elif name:
+            (keywords if equals or only_by_name else positional).append(name)
+    return positional, keywords, wanted

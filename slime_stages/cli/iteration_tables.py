@@ -159,17 +159,21 @@ def word(state: str, task: TaskFact | None) -> str:
 
 
 def prompts_line(detail: IterationDetail) -> str:
-    """`prompts: issued 8 = kept 6 + dropped 1 + carried 1`; those of missing shards are not issued yet."""
+    """`prompts: issued 8 = kept 6 + dropped 1 + carried 1`; those of missing shards are not issued yet.
+
+    With handed-over ones: `issued 8 + taken 2 = …`, and dropped ones by reason.
+    """
     prompts = detail.prompts
     planned = sum(shard.prompts for shard in detail.shards)
     sign = "=" if detail.adds_up else "≠"
+    taken = f" + taken {prompts['taken']}" if prompts["taken"] else ""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in detail.drop_reasons.items())
     line = (
-        f"prompts: issued {prompts['issued']} {sign} "
-        f"kept {prompts['kept']} + dropped {prompts['dropped']} + carried {prompts['carried']}"
+        f"prompts: issued {prompts['issued']}{taken} {sign} kept {prompts['kept']} "
+        f"+ dropped {prompts['dropped']}{f' ({reasons})' if reasons else ''} + carried {prompts['carried']}"
     )
-    return (
-        line if prompts["issued"] == planned else f"{line}; {planned - prompts['issued']} of {planned} not issued yet"
-    )
+    missing = sum(shard.prompts for shard in detail.shards if not shard.samples)
+    return f"{line}; {missing} of {planned} not issued yet" if missing else line
 
 
 def training_lines(detail: IterationDetail) -> list[str]:

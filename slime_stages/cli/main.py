@@ -28,6 +28,7 @@ COMMANDS = {
     "train": ("slime_stages.cli.stages:train", "Take the optimizer steps of an iteration."),
     "sync": ("slime_stages.cli.stages:sync", "Publish the trained weights for the next rollout."),
     "eval": ("slime_stages.cli.eval:command", "Measure a version of the weights on the evaluation prompts."),
+    "serve": ("slime_stages.cli.serve:command", "Keep engines for a run's rollouts, here or in a job."),
     "plan": ("slime_stages.cli.plan:command", "Show what iter would submit to SLURM: jobs, hours, bytes."),
     "advance": ("slime_stages.cli.chain:command", "Submit what a run's chain of jobs needs next; its jobs do so."),
     "status": ("slime_stages.cli.status:command", "Show what is done, stale or missing, and what to do next."),

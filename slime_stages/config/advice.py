@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from slime_stages.config.model import Config
+from slime_stages.config.problems import shown
 
 
 def warnings_of(config: Config, sources: Mapping[str, str]) -> Iterator[str]:
     yield from _without_effect(config, sources)
+    yield from _overridden(config)
     rollout, algorithm = config.rollout, config.algorithm
     if rollout.rollout_top_p != 1.0 or rollout.rollout_top_k != -1:
         yield (
@@ -27,6 +29,14 @@ def warnings_of(config: Config, sources: Mapping[str, str]) -> Iterator[str]:
         )
 
 
+def _overridden(config: Config) -> Iterator[str]:
+    """Plug-ins see these values; the stages go on with their own."""
+    flat = config.flat()
+    for name, value in config.plugins.custom_config.items():
+        if name in flat:
+            yield f"custom_config: plug-ins see args.{name} = {shown(value)}, in place of {shown(flat[name])}"
+
+
 def _without_effect(config: Config, sources: Mapping[str, str]) -> Iterator[str]:
     """Only what somebody typed is worth a word."""
     train, algorithm, reward = config.train, config.algorithm, config.reward
@@ -37,6 +47,7 @@ def _without_effect(config: Config, sources: Mapping[str, str]) -> Iterator[str]
         "rm_url": "rm_type = remote_rm" if reward.rm_type != "remote_rm" and reward.custom_rm_path is None else None,
         "min_lr": "an lr_decay_style" if config.optimizer.lr_decay_style == "constant" else None,
         "lr_decay_iters": "an lr_decay_style" if config.optimizer.lr_decay_style == "constant" else None,
+        "eval_prompt_data": "dropping eval_config, which counts in its place" if config.eval.eval_datasets else None,
         "skip_eval_before_train": "eval_interval" if config.eval.eval_interval is None else None,
     }
     for name, needed in idle.items():

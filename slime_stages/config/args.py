@@ -5,64 +5,101 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
+from slime_stages.config.eval_dataset import resolved_datasets
 from slime_stages.config.fields import suggestion
 from slime_stages.config.model import Config
 
 FIXED: dict[str, Any] = {
-    "buffer_filter_path": None,
+    "allgather_cp": False,
+    "check_weight_update_equal": False,
+    "ci_disable_kl_checker": False,
+    "ci_load_grad_norm": None,
+    "ci_save_grad_norm": None,
+    "ci_test": False,
+    "ci_train_rollout_logprob_abs_diff_threshold": 0.1,
     "colocate": False,
-    "custom_convert_samples_to_train_data_path": None,
-    "custom_eval_rollout_log_function_path": None,
-    "custom_reward_post_process_path": None,
-    "custom_rollout_log_function_path": None,
-    "data_source_path": None,
+    "custom_update_weight_post_write_path": None,
+    "data_pad_size_multiplier": 128,
     "debug_rollout_only": False,
     "debug_train_only": False,
-    "dynamic_sampling_filter_path": None,
-    "eval_config": None,
-    "eval_custom_rm_path": None,
-    "eval_max_context_len": None,
-    "eval_max_prompt_len": None,
-    "eval_min_new_tokens": None,
-    "gamma": 1.0,
-    "kl_coef": 0.0,
-    "kl_loss_coef": 0.0,
-    "lambd": 1.0,
+    "distributed_backend": "nccl",
+    "distributed_timeout_minutes": 10,
+    "dump_details": None,
+    "enable_mtp_training": False,
+    "fetch_trajectory_retry_times": -1,
+    "freeze_indexer": False,
+    "http_proxy": None,
     "load": None,
     "load_debug_rollout_data": None,
+    "load_debug_rollout_data_subsample": None,
+    "load_forge_rollout_data": None,
+    "log_correct_samples": False,
     "log_multi_turn": False,
-    "log_passrate": False,
     "log_probs_chunk_size": -1,
-    "loss_type": "policy_loss",
-    "mask_offpolicy_in_partial_rollout": False,
+    "log_reward_category": None,
+    "loss_mask_type": "qwen",
+    "megatron_config_path": None,
+    "megatron_deepgemm_forward_layers": None,
+    "megatron_deepgemm_forward_modules": None,
+    "megatron_deepgemm_moe_forward_layers": None,
+    "megatron_deepgemm_moe_forward_modules": None,
+    "memory_recorder": "torch",
+    "memory_snapshot_dir": ".",
+    "memory_snapshot_num_steps": None,
+    "min_batch_collection_ratio": 1,
     "model_name": None,
-    "multimodal_keys": None,
-    "normalize_advantages": False,
-    "num_epoch": None,
-    "opd_type": None,
-    "partial_rollout": False,
-    "ref_load": None,
-    "rollout_all_samples_process_path": None,
-    "rollout_data_postprocess_path": None,
-    "rollout_function_path": None,
-    "rollout_global_dataset": True,
-    "rollout_num_gpus": None,
-    "rollout_sample_filter_path": None,
+    "mtp_loss_scaling_factor": 0.2,
+    "mtp_num_layers": None,
+    "no_save_optim": False,
+    "offload": False,
+    "offload_rollout": False,
+    "offload_train": False,
+    "padded_vocab_size": None,
+    "profile_target": ["train_overall"],
+    "qwen_gdn_backend": "fla",
+    "recompute_loss_function": False,
+    "record_memory_history": False,
+    "release_train": False,
+    "rollout_buffer_url": None,
+    "rollout_data_transport": "object-store",
+    "rollout_task_type": "math",
     "save": None,
     "save_debug_rollout_data": None,
+    "save_debug_train_data": None,
+    "save_hf": None,
     "start_rollout_id": None,
+    "tb_experiment_name": None,
+    "tb_project_name": None,
     "train_backend": "megatron",
-    "use_critic": False,
-    "use_kl_loss": False,
-    "use_opd": False,
-    "use_opsm": False,
+    "train_env_vars": {},
+    "update_weight_buffer_size": 536870912,
+    "update_weight_delta_checksum": "xxh3-128",
+    "update_weight_delta_encoding": "xor",
+    "update_weight_disk_dir": None,
+    "update_weight_disk_keep_files": False,
+    "update_weight_local_checkpoint_dir": None,
+    "update_weight_mode": "full",
+    "update_weight_transport": "disk",
+    "update_weights_interval": 1,
+    "use_distributed_post": False,
     "use_rollout_entropy": False,
     "use_rollout_routing_replay": False,
     "use_routing_replay": False,
+    "use_stateless_adam": False,
     "use_tensorboard": False,
     "use_wandb": False,
+    "wandb_always_use_train_step": False,
+    "wandb_dir": None,
+    "wandb_group": None,
+    "wandb_host": None,
+    "wandb_key": None,
+    "wandb_mode": None,
+    "wandb_project": None,
+    "wandb_random_suffix": True,
+    "wandb_run_id": None,
+    "wandb_team": None,
 }
-"""slime's settings that have only this value here: plug-ins ask for them."""
+"""slime's settings that have only this value here: plug-ins ask for them. A setting of the same name wins."""
 
 
 class Args(Namespace):
@@ -78,21 +115,36 @@ class Args(Namespace):
 def args_of(config: Config) -> Args:
     values = {name: _mutable(value) for name, value in config.flat().items()}
     values |= {f"sglang_{name}": value for name, value in values.pop("sglang").items()}
+    custom = _mutable(values.pop("custom_config"))
+    values["eval_datasets"] = _eval_datasets(config)
     values |= {f"router_{name}": value for name, value in values.pop("router").items()}
     prompt_data = values["prompt_data"]
     algorithm, rollout = config.algorithm, config.rollout
     return Args(
-        **FIXED
+        **_mutable(FIXED)
         | values
         | {
             "prompt_data": prompt_data[0] if len(prompt_data) == 1 else prompt_data,
             "grpo_std_normalization": algorithm.grpo_std_normalization,
             "rewards_normalization": algorithm.rewards_normalization,
-            "over_sampling_batch_size": rollout.rollout_batch_size,
+            "compute_advantages_and_returns": algorithm.computes_advantages,
+            "use_critic": algorithm.uses_critic,
+            "over_sampling_batch_size": rollout.over_sampling_batch_size or rollout.rollout_batch_size,
+            "rollout_global_dataset": config.data.rollout_global_dataset,
             "rollout_external": config.serving.serving_mode == "external",
             "log_probs_max_tokens_per_gpu": config.train.max_tokens_per_gpu,
+            "eval_function_path": config.eval.eval_function_path or config.plugins.rollout_function_path,
         }
+        | custom
     )
+
+
+def _eval_datasets(config: Config) -> list[Namespace]:
+    """As slime's `EvalDatasetConfig`s: with a name, and the settings' values where a set has none of its own."""
+    return [
+        Namespace(name=name, **{key: _mutable(value) for key, value in dataset})
+        for name, dataset in resolved_datasets(config).items()
+    ]
 
 
 def _mutable(value: Any) -> Any:

@@ -5,56 +5,42 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from slime_stages.config.algorithm_checks import algorithm_complaints
 from slime_stages.config.model import Config
-
-Complaint = tuple[str, str, str | None]
-
-RESERVED = {
-    "sglang.model_path": "the published weights are served: set hf_checkpoint",
-    "sglang.config": "sglang-config files are not supported",
-    "sglang.tp_size": "set rollout_num_gpus_per_engine",
-    "sglang.tensor_parallel_size": "set rollout_num_gpus_per_engine",
-    "sglang.random_seed": "set rollout_seed",
-    "sglang.router_ip": "the router's address is found at run time",
-    "sglang.router_port": "the router's address is found at run time",
-    "sglang.router_request_timeout_secs": "set request_timeout_seconds",
-    "router.host": "the router's address is found at run time",
-    "router.port": "the router's address is found at run time",
-    "router.worker_urls": "set rollout_external_engine_addrs",
-}
-"""Options of the engine and its router that are not the user's to set, and what to do instead."""
-
-OWN_SGLANG_OPTIONS = {
-    "base_gpu_id",
-    "dist_init_addr",
-    "enable_memory_saver",
-    "enable_return_routed_experts",
-    "gpu_id_step",
-    "host",
-    "nccl_port",
-    "nnodes",
-    "node_rank",
-    "port",
-    "skip_server_warmup",
-    "trust_remote_code",
-}
+from slime_stages.config.serving_checks import Complaint, serving_complaints
 
 
 def complaints(config: Config) -> Iterator[Complaint]:
+    yield from _prompts(config)
     yield from _sampling(config)
-    yield from _serving(config)
+    yield from _surplus(config)
+    yield from _data_source(config)
+    yield from serving_complaints(config)
     yield from _evaluation(config)
     yield from _reward(config)
     yield from _batches(config)
     yield from _processes(config)
     yield from _learning_rate(config)
-    yield from _algorithm(config)
+    yield from algorithm_complaints(config)
+
+
+def _prompts(config: Config) -> Iterator[Complaint]:
+    data, plugins = config.data, config.plugins
+    asks = config.rollout.custom_generate_function_path or plugins.rollout_function_path or plugins.data_source_path
+    if data.disable_rollout_global_dataset and data.prompt_data:
+        yield "disable_rollout_global_dataset", "says that there is no prompt data, but there is", "drop prompt_data"
+    elif data.disable_rollout_global_dataset and asks is None:
+        says = "leaves nothing to ask"
+        yield "disable_rollout_global_dataset", says, "--custom-generate-function-path MODULE.FUNCTION, which asks"
+    elif not data.disable_rollout_global_dataset and not data.prompt_data:
+        yield "prompt_data", "names no file", "--prompt-data FILE"
+    for kind in data.multimodal_keys or ():
+        if kind != "image":
+            yield "multimodal_keys", f"has {kind}, which is not supported", '{"image": COLUMN}'
 
 
 def _sampling(config: Config) -> Iterator[Complaint]:
     rollout, prompt_limit = config.rollout, config.data.rollout_max_prompt_len
-    if not config.data.prompt_data:
-        yield "prompt_data", "names no file", "--prompt-data FILE"
     if rollout.rollout_temperature <= 0:
         says = "must be above 0: greedy samples of a prompt are all alike, and their log-probs are no policy's"
         yield "rollout_temperature", says, "for greedy evaluation set eval_temperature = 0"
@@ -71,45 +57,59 @@ def _sampling(config: Config) -> Iterator[Complaint]:
         yield "rollout_max_prompt_len", says, f"rollout_max_prompt_len = {longest - 1} at most"
 
 
-def _serving(config: Config) -> Iterator[Complaint]:
-    serving = config.serving
-    if serving.serving_mode == "external" and not serving.rollout_external_engine_addrs:
-        yield "serving_mode", "needs the engines' addresses", "--rollout-external-engine-addrs HOST:PORT ..."
-    if serving.serving_mode == "job" and serving.rollout_external_engine_addrs:
-        yield "serving_mode", "starts engines, but rollout_external_engine_addrs names running ones", "drop one"
-    for address in serving.rollout_external_engine_addrs or ():
-        if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}", address):
-            says = f"has {address}, which is not HOST:PORT"
-            yield "rollout_external_engine_addrs", says, "no http://, and [..] around an IPv6 address"
-    for table, options in (("sglang", serving.sglang), ("router", serving.router)):
-        for option in options:
-            if instead := RESERVED.get(f"{table}.{option}"):
-                yield f"{table}.{option}", "is not yours to set", instead
-            elif table == "sglang" and option in OWN_SGLANG_OPTIONS:
-                yield f"{table}.{option}", "is not yours to set", "drop it: every engine gets its own"
+def _surplus(config: Config) -> Iterator[Complaint]:
+    rollout = config.rollout
+    at_a_time = rollout.over_sampling_batch_size
+    if at_a_time is not None and at_a_time < rollout.rollout_batch_size:
+        says = f"is below the {rollout.rollout_batch_size} prompts of an iteration (rollout_batch_size)"
+        yield "over_sampling_batch_size", says, f"over_sampling_batch_size = {rollout.rollout_batch_size} at least"
+    if rollout.mask_offpolicy_in_partial_rollout and not rollout.partial_rollout:
+        yield "mask_offpolicy_in_partial_rollout", "masks tokens that only partial_rollout keeps", "--partial-rollout"
+    if rollout.buffer_filter_path is not None and not rollout.carries:
+        says = "chooses among groups that were handed over, and nothing hands any over"
+        yield "buffer_filter_path", says, "--over-sampling-batch-size, --partial-rollout or a dynamic sampling filter"
+
+
+def _data_source(config: Config) -> Iterator[Complaint]:
+    """Its state is handed from one iteration to the next, so that there is one shard after the other."""
+    if config.plugins.data_source_path is None:
+        return
+    rollout, says = config.rollout, "has a state that goes through its prompts in turn, which does not go with"
+    if rollout.rollout_shards > 1:
+        yield "data_source_path", f"{says} rollout_shards = {rollout.rollout_shards}", "rollout_shards = 1"
+    if rollout.staleness:
+        yield "data_source_path", f"{says} staleness = {rollout.staleness}", "staleness = 0"
+    if rollout.carries:
+        yield "data_source_path", f"{says} groups that are left over", "drop over-sampling, filters and deadlines"
 
 
 def _evaluation(config: Config) -> Iterator[Complaint]:
-    words = config.eval.eval_prompt_data
-    if config.eval.eval_interval is not None and not words:
+    words, has_file = config.eval.eval_prompt_data, bool(config.eval.eval_datasets)
+    if config.eval.eval_interval is not None and not words and not has_file:
         yield "eval_interval", "needs something to evaluate on", "--eval-prompt-data NAME FILE"
-    if words is None:
-        return
-    if len(words) % 2:
+    if words is not None and len(words) % 2 and not has_file:
         yield "eval_prompt_data", f"has {len(words)} words, not pairs of a name and a file", "NAME FILE [NAME FILE ...]"
         return
     names = [name for name, _ in config.eval.datasets]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
             yield "eval_prompt_data", f"has the name {name} {names.count(name)} times", "a name for each file"
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            says = f"has the name {name}, which is no folder's"
-            yield "eval_prompt_data", says, "letters, digits, `.`, `_` and `-`; is a NAME missing before a FILE?"
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name == "train":
+            says = f"has the name {name}, which is " + ("training's" if name == "train" else "no folder's")
+            hint = "letters, digits, `.`, `_` and `-`; is a NAME missing before a FILE?"
+            yield ("eval_datasets" if has_file else "eval_prompt_data"), says, hint
 
 
 def _reward(config: Config) -> Iterator[Complaint]:
-    if config.reward.rm_type == "remote_rm" and not config.reward.rm_url:
+    reward = config.reward
+    if reward.rm_type in ("remote_rm", "boxed_remote_rm") and not reward.rm_url:
         yield "rm_type", "needs the address of a reward server", "--rm-url URL"
+    if reward.code_timeout is not None and reward.code_timeout >= reward.reward_timeout:
+        says = f"does not fit into reward_timeout = {reward.reward_timeout:g} s, within which its sample is scored"
+        yield "code_timeout", says, f"code_timeout = {reward.reward_timeout / 2:g}, or a longer --reward-timeout"
+    if reward.reward_shard_timeout is not None and reward.reward_timeout >= reward.reward_shard_timeout:
+        says = f"does not fit into reward_shard_timeout = {reward.reward_shard_timeout:g} s, which is for all samples"
+        yield "reward_timeout", says, f"reward_timeout = {reward.reward_shard_timeout / 2:g}, or more for the shard"
     gate = config.gate
     if gate.warn_probs_diff > gate.refuse_probs_diff:
         says = f"is above refuse_probs_diff = {gate.refuse_probs_diff}, so that it would never warn"
@@ -141,6 +141,9 @@ def _processes(config: Config) -> Iterator[Complaint]:
         return
     if train.use_dynamic_batch_size and train.max_tokens_per_gpu is None:
         yield "use_dynamic_batch_size", "needs to know how much fits", "--max-tokens-per-gpu INTEGER"
+    if train.balance_by_flops and not train.use_dynamic_batch_size:
+        says = "fills forward passes by computation, not by number"
+        yield "balance_by_flops", says, "--use-dynamic-batch-size --max-tokens-per-gpu INTEGER"
     at_once = train.data_parallel_size * (1 if train.use_dynamic_batch_size else train.micro_batch_size)
     if size < train.data_parallel_size:
         says = f"has not one rollout for each of {train.data_parallel_size} data-parallel processes"
@@ -162,21 +165,10 @@ def _learning_rate(config: Config) -> Iterator[Complaint]:
     steps = optimizer.lr_decay_iters
     if steps is None and config.data.num_rollout is not None:
         steps = config.data.num_rollout * config.steps_per_iteration
-    if steps is None:
+    if steps is None and config.data.num_epoch is None:
         yield "lr_decay_style", "needs to know when the decay ends", "--num-rollout INTEGER or --lr-decay-iters INTEGER"
-    elif optimizer.lr_warmup_iters >= steps:
+    elif steps is not None and optimizer.lr_warmup_iters >= steps:
         yield "lr_warmup_iters", f"does not end before the decay, which takes {steps} steps", None
-
-
-def _algorithm(config: Config) -> Iterator[Complaint]:
-    algorithm = config.algorithm
-    if algorithm.use_rollout_logprobs and algorithm.use_tis:
-        says = "compares trainer with engine probabilities, but use_rollout_logprobs leaves the trainer's out"
-        yield "use_tis", says, "drop one of the two"
-    if algorithm.eps_clip_c is not None and algorithm.eps_clip_c <= 1:
-        yield "eps_clip_c", "must be above 1: it bounds the ratio from above", None
-    if algorithm.tis_clip_low > algorithm.tis_clip:
-        yield "tis_clip_low", f"is above tis_clip = {algorithm.tis_clip}", None
 
 
 def _divisor_below(total: int, size: int) -> int:

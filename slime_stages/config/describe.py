@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from slime_stages.config.fields import fields
 from slime_stages.config.model import Config
 
@@ -42,8 +44,10 @@ def frozen_sources(config: Config, path: str) -> dict[str, str]:
 def toml_value(value: Any) -> str:
     if value is None:
         return "none"
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_defaults=True)
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items())
+        inner = ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items() if item is not None)
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(toml_value(item) for item in value)}]"

@@ -14,6 +14,7 @@ from slime_stages.config.advice import warnings_of
 from slime_stages.config.checks import complaints
 from slime_stages.config.derive import derive
 from slime_stages.config.fields import fields
+from slime_stages.config.files import add_files
 from slime_stages.config.flags import Flags
 from slime_stages.config.model import Config
 from slime_stages.config.problems import Problem, raise_for, setting_problem
@@ -54,6 +55,7 @@ def resolve(
     else:
         add_flags(settings, flags)
 
+    add_files(settings)
     config = validated(settings)
     raise_for(settings.problems)
     assert config is not None

@@ -16,6 +16,7 @@ from slime_stages.config.sections.eval import Eval
 from slime_stages.config.sections.gate import Gate
 from slime_stages.config.sections.model import Model
 from slime_stages.config.sections.optimizer import Optimizer
+from slime_stages.config.sections.plugins import Plugins
 from slime_stages.config.sections.reward import Reward
 from slime_stages.config.sections.rollout import Rollout
 from slime_stages.config.sections.serving import Serving
@@ -44,6 +45,7 @@ class Config(BaseModel):
     algorithm: Algorithm = Algorithm()
     gate: Gate = Gate()
     checkpoint: Checkpoint = Checkpoint()
+    plugins: Plugins = Plugins()
 
     @classmethod
     def from_json(cls, data: bytes) -> Config:
@@ -72,7 +74,8 @@ class Config(BaseModel):
 
     def digest(self, sections: Iterable[str]) -> str:
         """xxh3-128 over these sections: a stage's digest changes with what the stage reads, and with nothing else."""
-        return digest_json({name: self.section(name).as_json() for name in sections})
+        values = {name: self.section(name).as_json() for name in sections}
+        return digest_json({name: value for name, value in values.items() if value})
 
     def as_args(self) -> Args:
         """One flat namespace with slime's names, as plug-ins get it."""

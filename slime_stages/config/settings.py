@@ -154,6 +154,9 @@ def _complaint(setting: ConfigField, details: Sequence[ErrorDetails], value: Any
         return "should be true or false", None
     if details[0]["type"] in ("tuple_type", "dict_type", "model_type"):
         return ("should be a list" if setting.kind == "list" else "should be a table"), None
+    if setting.name == "eval_datasets" and setting.kind == "table":
+        places = {".".join(map(str, detail["loc"][2:])): detail["msg"] for detail in details}
+        return "; ".join(f"has {place}: {says[0].lower()}{says[1:]}" for place, says in places.items()), None
     messages = dict.fromkeys(_plain(detail["msg"]) for detail in details)
     choices = [str(choice) for choice in _choices(setting.annotation)]
     close = get_close_matches(str(value), choices, n=1)

@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Gt, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from slime_stages.prompts.names import HUB, is_hub_name
+
 
 def absolute_path(text: str) -> str:
     """`~` and `$NAME` replaced, then absolute from the current directory; a slice `@[0:100]` stays at the end."""
@@ -16,8 +18,19 @@ def absolute_path(text: str) -> str:
 
 PATH = AfterValidator(absolute_path)
 
+
+def prompt_source(text: str) -> str:
+    """`hf:NAME` for what names a data set and nothing in the current directory; an absolute path for anything else."""
+    if text.startswith(HUB):
+        return text
+    return HUB + text if is_hub_name(text) else absolute_path(text)
+
+
 LocalPath = Annotated[str, PATH]
 """A file or folder; kept absolute, since jobs start elsewhere than the person who typed it."""
+
+PromptSource = Annotated[str, AfterValidator(prompt_source)]
+"""Prompt data: a file, a folder or a data set's name, perhaps with a split and a slice."""
 
 Share = Annotated[float, Gt(0), Le(1)]
 """A share or probability above 0."""
@@ -40,6 +53,14 @@ class Section(BaseModel):
     in_plan: ClassVar[frozenset[str]] = frozenset()
     """Settings that reach the stages by the plan alone, which has a digest of its own."""
 
+    undigested: ClassVar[frozenset[str]] = frozenset()
+    """Settings that no output depends on."""
+
+    digested_if_set: ClassVar[frozenset[str]] = frozenset()
+    """Settings that came later: left at their default, what was made before them is still fresh."""
+
     def as_json(self) -> dict[str, Any]:
         """What the section's digest is of."""
-        return self.model_dump(mode="json", exclude=set(self.in_plan))
+        fields = type(self).model_fields
+        unset = {name for name in self.digested_if_set if getattr(self, name) == fields[name].default}
+        return self.model_dump(mode="json", exclude=set(self.in_plan | self.undigested) | unset)

@@ -26,6 +26,9 @@ def keyword_only(args, *, sample):
 def extended(args, sample, evaluation=False):
     return evaluation
 
+def must_know(args, sample, evaluation):
+    return evaluation
+
 class Scorer:
     def __init__(self, args, sample):
         self.args = args
@@ -52,6 +55,11 @@ def test_a_function_is_found_by_either_spelling_in_the_current_folder() -> None:
     assert dotted.__name__ == "reward"
 
 
+@pytest.mark.parametrize("name", ["reward", "extended", "must_know"])
+def test_an_argument_in_brackets_is_given_to_those_that_have_it(name: str) -> None:
+    assert callable(load_function(f"plugin_under_test.{name}", like="generate(args, sample, [evaluation])"))
+
+
 @pytest.mark.parametrize("name", ["reward", "extended", "Scorer"])
 def test_whatever_takes_the_arguments_is_taken(name: str) -> None:
     assert callable(load_function(f"plugin_under_test.{name}", like="reward(args, sample)"))
@@ -75,7 +83,7 @@ def test_a_name_that_is_not_there_or_is_no_function_is_answered_with_those_that_
     for name in ("rewards", "CONSTANT"):
         with pytest.raises(UsageError, match=f"`plugin_under_test` has no function `{name}`") as caught:
             load_function(f"plugin_under_test.{name}")
-        assert caught.value.hint == "it has reward, short, keyword_only, extended, Scorer"
+        assert caught.value.hint == "it has reward, short, keyword_only, extended, must_know, Scorer"
 
 
 def test_a_path_without_a_module_is_refused() -> None:

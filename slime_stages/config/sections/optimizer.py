@@ -14,6 +14,7 @@ Decay = Annotated[float, Ge(0), Lt(1)]
 
 class Optimizer(Section):
     title: ClassVar[str] = "Adam and its learning rate"
+    digested_if_set: ClassVar[frozenset[str]] = frozenset({"reset_optimizer_states", "check_for_nan_in_loss_and_grad"})
 
     lr: NonNegativeFloat = 1e-6
     """Learning rate, after the warm-up."""
@@ -44,3 +45,9 @@ class Optimizer(Section):
 
     clip_grad: NonNegativeFloat = 1.0
     """Gradients of a larger norm are scaled down to it; 0 for never."""
+
+    reset_optimizer_states: bool = False
+    """Begin every iteration with Adam's running means at 0."""
+
+    check_for_nan_in_loss_and_grad: bool = True
+    """Refuse an iteration with gradients that are not finite; otherwise that optimizer step is left out."""

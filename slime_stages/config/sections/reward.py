@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -11,6 +11,8 @@ from slime_stages.config.types import Section
 
 class Reward(Section):
     title: ClassVar[str] = "how samples are scored"
+    undigested: ClassVar[frozenset[str]] = frozenset({"remote_rm_requests", "reward_shard_timeout"})
+    digested_if_set: ClassVar[frozenset[str]] = frozenset({"code_timeout", "code_sandbox"})
 
     rm_type: str | None = None
     """Built-in reward, such as `math`, `dapo` or `remote_rm`; a prompt's metadata may name another by `rm_type`."""
@@ -38,3 +40,15 @@ class Reward(Section):
 
     reward_memory_gb: PositiveFloat = 16.0
     """Most memory of one of these processes, in GiB; a call that needs more fails and its reward is null."""
+
+    reward_shard_timeout: PositiveFloat | None = None
+    """Seconds for scoring a whole shard; one that takes longer publishes nothing and says what was left, exit 75."""
+
+    remote_rm_requests: PositiveInt = 64
+    """Samples that one job asks the reward server about at a time."""
+
+    code_timeout: PositiveFloat | None = None
+    """Seconds for all tests of one program, for `code`; half of `reward_timeout` without it."""
+
+    code_sandbox: Literal["namespaces", "limits"] = "namespaces"
+    """Around programs of `code`: user namespaces, with no network and no file to write, or only limits on resources."""

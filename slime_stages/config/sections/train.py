@@ -11,6 +11,17 @@ from slime_stages.config.types import Section
 
 class Train(Section):
     title: ClassVar[str] = "the trainer's processes and how samples become optimizer steps"
+    digested_if_set: ClassVar[frozenset[str]] = frozenset(
+        {
+            "balance_by_flops",
+            "only_train_params_name_list",
+            "freeze_params_name_list",
+            "custom_megatron_init_path",
+            "custom_megatron_before_log_prob_hook_path",
+            "custom_megatron_before_train_step_hook_path",
+            "custom_model_provider_path",
+        }
+    )
 
     actor_num_nodes: PositiveInt = 1
     """Nodes of the train job."""
@@ -39,6 +50,9 @@ class Train(Section):
     balance_data: bool = False
     """Give every process about the same amount of computation, not just of samples."""
 
+    balance_by_flops: bool = False
+    """Fill forward passes by computation, not by tokens, and share that out evenly; with `use_dynamic_batch_size`."""
+
     seed: int = 1234
     """Seed of the trainer."""
 
@@ -47,6 +61,24 @@ class Train(Section):
 
     use_distributed_optimizer: bool = False
     """Cut the optimizer's state over the data-parallel processes."""
+
+    only_train_params_name_list: tuple[str, ...] | None = None
+    """Train only parameters whose Megatron name one of these patterns is found in."""
+
+    freeze_params_name_list: tuple[str, ...] | None = None
+    """Train all but those."""
+
+    custom_megatron_init_path: str | None = None
+    """`module.function` called in every trainer process once Megatron is ready."""
+
+    custom_megatron_before_log_prob_hook_path: str | None = None
+    """`module.function` called before log-probs are computed, with `ref_`, `teacher_` or nothing for the policy."""
+
+    custom_megatron_before_train_step_hook_path: str | None = None
+    """`module.function` called before every optimizer step."""
+
+    custom_model_provider_path: str | None = None
+    """`module.function` that makes the model."""
 
     @property
     def process_count(self) -> int:

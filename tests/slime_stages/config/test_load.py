@@ -74,7 +74,7 @@ def test_relative_paths_are_taken_from_the_current_directory(path: Path, monkeyp
 
     assert config.model.hf_checkpoint == "/scratch/me/model"
     assert config.data.prompt_data == (f"{Path.cwd()}/a.jsonl@[0:8]", "/b.jsonl")
-    assert config.eval.datasets == (("dev", f"{Path.cwd()}/dev.jsonl"),)
+    assert [(name, dataset.path) for name, dataset in config.eval.datasets] == [("dev", f"{Path.cwd()}/dev.jsonl")]
 
 
 def test_flags_may_be_a_mapping_of_typed_values(path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_missing_setting_says_how_to_give_it() -> None:
         ("[train]\nlr = 1.0", "there is no setting lr in [train] (config.toml:16)", "it belongs to [optimizer]"),
         ("[train]\nbf16 = 1", "bf16 = 1 (config.toml:16) should be true or false", "None"),
         ("[train]\nseed = nan", "seed = nan (config.toml:16) should be", "None"),
-        ('[algorithm]\nadvantage_estimator = "gpro"', "should be 'grpo', 'gspo' or 'cispo'", "did you mean `gspo`?"),
+        ('[algorithm]\nadvantage_estimator = "gpro"', "should be 'grpo', 'gspo', 'cispo', ", "did you mean `gspo`?"),
         ("[algorithm]\nnull_reward = true", "null_reward = true (config.toml:16) should be 'drop' or", "None"),
         ("[data2]\nx = 1", "there is no section data2", "did you mean `data`?"),
     ],
