@@ -1,29 +1,40 @@
 """The reward hub: which function scores a sample, by slime's rules of precedence.
 
 A sample's own `custom_rm_path` comes before the run's, and any custom function before a reward type; the type in
-`metadata["rm_type"]` comes before `--rm-type`. With the prefix `boxed_` a type sees only the last boxed answer.
+`metadata["rm_type"]` comes before `--rm-type`. With the prefix `boxed_` a type sees only the last boxed answer;
+so does `boxed_remote_rm`, whose server slime sends the whole response. Types that want a box get it with its braces,
+where slime takes them away and then finds no box.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from slime_stages.errors import DataError, UsageError
+from slime_stages.errors import DataError, SlimeStagesError, UsageError
 from slime_stages.plugins import load_function
+from slime_stages.rewards import remote
 from slime_stages.rewards.graders.boxed import last_boxed
+from slime_stages.rewards.graders.code import grade_code
 from slime_stages.rewards.graders.dapo import grade_dapo
 from slime_stages.rewards.graders.deepscaler import grade_deepscaler
 from slime_stages.rewards.graders.f1 import grade_f1
+from slime_stages.rewards.graders.gpqa import grade_gpqa
+from slime_stages.rewards.graders.ifbench import grade_ifbench
 from slime_stages.rewards.graders.math import grade_math
+from slime_stages.rewards.graders.math_verify import grade_math_verify
 from slime_stages.rewards.graders.random import grade_random
+from slime_stages.rewards.sandbox import Limits
 from slime_stages.sample import Sample
 
 REWARD_SIGNATURE = "reward(args, sample)"
 _BOXED_PREFIX = "boxed_"
+_PROGRAM_BYTES = 2 << 30
 
 
 class Question(NamedTuple):
@@ -35,13 +46,28 @@ class Question(NamedTuple):
     response: str
     """The sample's response, or its last boxed answer."""
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.sample.metadata if isinstance(self.sample.metadata, dict) else {}
+
 
 REWARD_TYPES: dict[str, Callable[[Question], Any]] = {
+    "code": lambda question: grade_code(
+        question.response, question.sample.label, question.metadata, _program_limits(question.args)
+    ),
     "dapo": lambda question: grade_dapo(question.response, question.sample.label),
     "deepscaler": lambda question: grade_deepscaler(question.response, question.sample.label),
     "f1": lambda question: grade_f1(question.response, question.sample.label),
+    "gpqa": lambda question: grade_gpqa(question.response, question.sample.label, question.metadata),
+    "ifbench": lambda question: grade_ifbench(
+        question.response, _prompt_text(question.sample.prompt), question.metadata
+    ),
     "math": lambda question: grade_math(question.response, question.sample.label),
+    "math_verify": lambda question: grade_math_verify(question.response, question.sample.label),
     "random": lambda question: grade_random(_coin_seed(question.args, question.sample)),
+    remote.REMOTE: lambda question: remote.ask_server(
+        question.args, remote.question(question.sample.prompt, question.response, question.sample.label)
+    ),
 }
 
 
@@ -51,11 +77,7 @@ async def async_rm(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> A
         return await batched_async_rm(args, sample, **kwargs)
     if path := sample.custom_rm_path or getattr(args, "custom_rm_path", None):
         return await _call(path, args, sample, kwargs)
-    reward_type = reward_type_of(args, sample)
-    grade = find_reward_type(reward_type)
-    is_boxed = reward_type.startswith(_BOXED_PREFIX)
-    response = (last_boxed(sample.response) or "") if is_boxed else sample.response
-    answer = grade(Question(args, sample, response))
+    answer = _graded(args, sample)
     return await answer if inspect.isawaitable(answer) else answer
 
 
@@ -76,10 +98,34 @@ async def batched_async_rm(args: Any, samples: list[Sample], **kwargs: Any) -> l
     return list(rewards)
 
 
+def plain_grader(args: Any, sample: Sample) -> Callable[[], Any] | None:
+    """What scores the sample without waiting for anything; None for functions of the user and for servers."""
+    if not _is_plain(args, sample.custom_rm_path, sample.metadata):
+        return None
+    return functools.partial(_graded, args, sample)
+
+
+def is_plain(args: Any, sample: Mapping[str, Any]) -> bool:
+    """Whether a sample (as a dict) has a plain grader: one that gives the same again, and leaves nothing behind."""
+    return _is_plain(args, sample["custom_rm_path"], sample["metadata"])
+
+
+def remote_questions(args: Any, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """What to ask the run's reward server, if it scores each of these samples (as dicts) and no function does."""
+    if getattr(args, "custom_rm_path", None) or not getattr(args, "rm_url", None):
+        return None
+    questions: list[dict[str, Any]] = []
+    for sample in samples:
+        reward_type = _type_of(args, sample["metadata"])
+        if sample["custom_rm_path"] or reward_type.removeprefix(_BOXED_PREFIX) != remote.REMOTE:
+            return None
+        questions.append(remote.question(sample["prompt"], _seen(reward_type, sample["response"]), sample["label"]))
+    return questions
+
+
 def reward_type_of(args: Any, sample: Sample) -> str:
     """The reward type that scores a sample without a custom function; empty if none is set."""
-    metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
-    return str(metadata.get("rm_type") or getattr(args, "rm_type", None) or "").strip()
+    return _type_of(args, sample.metadata)
 
 
 def find_reward_type(reward_type: str) -> Callable[[Question], Any]:
@@ -103,7 +149,16 @@ def warm_up(args: Any) -> None:
     """Import what this run's reward types need, so that forked workers start with it."""
     if getattr(args, "custom_rm_path", None):
         return
-    grade_math("\\boxed{2x+\\frac{2}{3}}", "2(x+1/3)")
+    if getattr(args, "rm_url", None):
+        import aiohttp  # noqa: F401
+    name = str(getattr(args, "rm_type", None) or "").strip().removeprefix(_BOXED_PREFIX)
+    if name == "math_verify":
+        grade_math_verify("\\boxed{x+1}", "1+x")
+    elif name == "ifbench":
+        with contextlib.suppress(SlimeStagesError):  # raised again, and reported, by each task
+            grade_ifbench("a", "", {"instruction_id_list": ["count:word_count_range"]})
+    elif name != remote.REMOTE:
+        grade_math("\\boxed{2x+\\frac{2}{3}}", "2(x+1/3)")
 
 
 async def _call(path: str, args: Any, sample: Any, kwargs: dict[str, Any]) -> Any:
@@ -112,7 +167,48 @@ async def _call(path: str, args: Any, sample: Any, kwargs: dict[str, Any]) -> An
     return await reward if inspect.isawaitable(reward) else reward
 
 
+def _graded(args: Any, sample: Sample) -> Any:
+    reward_type = reward_type_of(args, sample)
+    return find_reward_type(reward_type)(Question(args, sample, _seen(reward_type, sample.response)))
+
+
+def _seen(reward_type: str, response: str) -> str:
+    """What a type sees of a response; a `boxed_` type nothing where there is no box."""
+    name = reward_type.removeprefix(_BOXED_PREFIX)
+    if name == reward_type or name == "deepscaler":  # it looks for a box itself, behind the thinking
+        return response
+    answer = last_boxed(response)
+    if answer is None:
+        return ""
+    return f"\\boxed{{{answer}}}" if name in ("math", "math_verify") else answer
+
+
 def _coin_seed(args: Any, sample: Sample) -> str | None:
     """One coin for each sample of a seeded run, so that scoring again gives the same rewards."""
     seed = getattr(args, "rollout_seed", None)
     return None if seed is None or sample.index is None else f"{seed}:{sample.index}"
+
+
+def _type_of(args: Any, metadata: Any) -> str:
+    own = metadata.get("rm_type") if isinstance(metadata, dict) else None
+    return str(own or getattr(args, "rm_type", None) or "").strip()
+
+
+def _is_plain(args: Any, custom_rm_path: str | None, metadata: Any) -> bool:
+    if custom_rm_path or getattr(args, "custom_rm_path", None):
+        return False
+    return _type_of(args, metadata).removeprefix(_BOXED_PREFIX) != remote.REMOTE
+
+
+def _program_limits(args: Any) -> Limits:
+    """Of all tests of a sample together; what is left of its deadline is for starting, comparing and killing."""
+    seconds = getattr(args, "code_timeout", None) or float(getattr(args, "reward_timeout", 60.0)) / 2
+    return Limits(seconds=seconds, memory_bytes=_PROGRAM_BYTES, isolation=getattr(args, "code_sandbox", "namespaces"))
+
+
+def _prompt_text(prompt: Any) -> str:
+    """The words of the user, where the prompt is a chat."""
+    if isinstance(prompt, str):
+        return prompt
+    texts = [message.get("content") for message in prompt if message.get("role") == "user"]
+    return "\n".join(text for text in texts if isinstance(text, str))

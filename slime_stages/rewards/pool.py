@@ -8,18 +8,21 @@ and never a reward of 0.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any, Self
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Self
 
 from slime_stages.errors import InternalError, RetryableError, SlimeStagesError, UsageError
-from slime_stages.rewards import wire
-from slime_stages.rewards.tasks import PoolSettings, RewardOutcome, RewardStatus, RewardTask
+from slime_stages.rewards import hub, wire
+from slime_stages.rewards.remote import RemoteTask
+from slime_stages.rewards.tasks import PoolSettings, RewardOutcome, RewardStatus, RewardTask, answers_of
 
 __all__ = ["RewardOutcome", "RewardPool", "RewardStatus", "RewardTask"]
 
@@ -27,6 +30,41 @@ _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from slime_stages.rewards.supervisor import main; main(int(sys.argv[1]))"
 )
 _END_SECONDS = 10.0
+_NAMED = 20
+"""Tasks that an error names."""
+_UNIT_SECONDS, _LARGEST_UNIT = 0.05, 16
+
+
+class _Packed(NamedTuple):
+    """A task, ready to be sent."""
+
+    task: RewardTask
+    body: bytes
+    is_remote: bool
+    is_plain: bool
+    """Scored without any code of the user's: it may share a unit, and may be scored again if that is cut off."""
+
+
+class _Ahead:
+    """An iterator whose next item can be looked at before it is taken."""
+
+    def __init__(self, source: Iterator[_Packed]) -> None:
+        self._source = source
+        self._next: _Packed | None = None
+
+    def peek(self) -> _Packed | None:
+        self._next = self._next or next(self._source, None)
+        return self._next
+
+    def take(self) -> Iterator[_Packed]:
+        """The next item, or nothing at the end."""
+        taken, self._next = self.peek(), None
+        if taken is not None:
+            yield taken
+
+    def rest(self) -> Iterator[_Packed]:
+        yield from self.take()
+        yield from self._source
 
 
 class RewardPool:
@@ -44,17 +82,26 @@ class RewardPool:
         timeout_seconds: float,
         memory_bytes: int | None,
         tasks_per_worker: int,
+        requests: int = 64,
     ) -> None:
         """Start the workers, without waiting for them; `args` are the settings that reward functions get to see."""
         limits = {"workers": workers, "timeout_seconds": timeout_seconds, "tasks_per_worker": tasks_per_worker}
+        limits["requests"] = requests
         limits |= {} if memory_bytes is None else {"memory_bytes": memory_bytes}
         for name, value in limits.items():
             if value <= 0:
                 raise UsageError(f"the reward pool's {name} must be more than 0, not {value}")
         self._outstanding: dict[int, RewardTask] = {}
         self._next_number = 0
-        self._capacity = 2 * workers
+        self._args = SimpleNamespace(**args)
+        self._most_units, self._most_remote = 2 * workers, requests
+        self._unit_of: dict[int, int] = {}
+        self._left_of_units: dict[int, int] = {}
+        self._remote: set[int] = set()
+        self._ready: deque[RewardOutcome] = deque()
+        self._mean_seconds: float | None = None
         self._connection, theirs = socket.socketpair()
+        self._inbox = wire.Inbox(self._connection)
         with theirs:
             self._process = _start_supervisor(theirs)
         settings = PoolSettings(
@@ -63,30 +110,52 @@ class RewardPool:
             timeout_seconds=timeout_seconds,
             memory_bytes=memory_bytes,
             tasks_per_worker=tasks_per_worker,
+            requests=requests,
         )
-        self._send(pickle.dumps(settings))
+        self._send(0, pickle.dumps(settings))
 
-    def score(self, tasks: Iterable[RewardTask]) -> Iterator[RewardOutcome]:
+    def score(self, tasks: Iterable[RewardTask], *, seconds: float | None = None) -> Iterator[RewardOutcome]:
         """The outcome of each task, in the order in which they end.
 
-        Takes tasks only as workers become free: at most two for each worker are held at a time.
+        Takes tasks only as workers become free: at most two units for each worker are held at a time, and as many
+        tasks for a reward server as may be on their way. A unit is one task, or some plain ones that are quick.
+        RetryableError if not all have ended within so many seconds.
         """
-        self._outstanding.clear()  # of an iteration that was given up
-        source = iter(tasks)
-        is_exhausted = False
+        for kept in (self._outstanding, self._unit_of, self._left_of_units, self._remote, self._ready):
+            kept.clear()  # of an iteration that was given up
+        deadline = None if seconds is None else time.monotonic() + seconds
+        ahead = _Ahead(map(self._packed, tasks))
         while True:
-            while not is_exhausted and len(self._outstanding) < self._capacity:
-                task = next(source, None)
-                if task is None:
-                    is_exhausted = True
-                else:
-                    self._outstanding[self._send(pickle.dumps(task))] = task
-            if not self._outstanding:
+            while unit := self._take_unit(ahead):
+                self._hand_over(unit)
+            if not self._outstanding and not self._ready:
                 return
-            yield self._receive()
+            if (outcome := self._receive_by(deadline)) is None:
+                left = [*self._outstanding.values(), *(packed.task for packed in ahead.rest())]
+                raise _out_of_time(seconds, left)
+            yield outcome
+
+    def submit(self, task: RewardTask) -> None:
+        """Hand over a task, whoever else waits for outcomes; `receive` returns its own in time."""
+        self._hand_over([self._packed(task)])
+
+    def receive(self) -> RewardOutcome:
+        """Wait for the next outcome. Raises once the pool is closed."""
+        while not self._ready:
+            message = self._inbox.next()
+            if message is None:
+                raise self._supervisor_is_gone()
+            for number, answer in answers_of(message[1]):
+                if (task := self._outstanding.pop(number, None)) is not None:
+                    self._forget(number)
+                    self._ready.append(_outcome(task, answer))
+                    self._note_seconds(answer["seconds"])
+        return self._ready.popleft()
 
     def close(self) -> None:
         """Kill the workers and everything they started."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an outcome
         self._connection.close()
         try:
             self._process.wait(_END_SECONDS)
@@ -100,19 +169,77 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, body: bytes) -> int:
-        self._next_number += 1
+    def _packed(self, task: RewardTask) -> _Packed:
+        questions = hub.remote_questions(self._args, task.samples)
+        if questions is None:
+            is_plain = not task.is_list and hub.is_plain(self._args, task.samples[0])
+            return _Packed(task, pickle.dumps(task), is_remote=False, is_plain=is_plain)
+        body = RemoteTask(self._args.rm_url, questions).packed()
+        return _Packed(task, body, is_remote=True, is_plain=False)
+
+    def _take_unit(self, ahead: _Ahead) -> list[_Packed]:
+        """What is to be handed over next; nothing if there is no room for it, or no more of it."""
+        has_room = len(self._left_of_units) < self._most_units
+        has_remote_room = bool(getattr(self._args, "rm_url", None)) and len(self._remote) < self._most_remote
+        if not has_room and not has_remote_room:
+            return []
+        first = ahead.peek()
+        if first is None or not (has_remote_room if first.is_remote else has_room):
+            return []
+        unit = [*ahead.take()]
+        while first.is_plain and len(unit) < self._unit_size() and (more := ahead.peek()) and more.is_plain:
+            unit += ahead.take()
+        return unit
+
+    def _unit_size(self) -> int:
+        """As many as take a moment: one, until it is known how long one takes."""
+        if self._mean_seconds is None:
+            return 1
+        return max(1, min(_LARGEST_UNIT, int(_UNIT_SECONDS / max(self._mean_seconds, 1e-6))))
+
+    def _note_seconds(self, seconds: float) -> None:
+        before = seconds if self._mean_seconds is None else self._mean_seconds
+        self._mean_seconds = before + 0.1 * (seconds - before)
+
+    def _hand_over(self, unit: Sequence[_Packed]) -> None:
+        numbers = range(self._next_number + 1, self._next_number + 1 + len(unit))
+        self._next_number = numbers[-1]
+        # All this before it is sent: its answer may be read by another thread.
+        self._outstanding.update(zip(numbers, (packed.task for packed in unit), strict=True))
+        if unit[0].is_remote:
+            self._remote.update(numbers)
+            self._send(numbers[0], wire.REMOTE + unit[0].body)
+            return
+        self._left_of_units[numbers[0]] = len(unit)
+        self._unit_of.update(dict.fromkeys(numbers, numbers[0]))
+        messages = (wire.pack(number, packed.body) for number, packed in zip(numbers, unit, strict=True))
+        self._send(numbers[0], wire.LOCAL + b"".join(messages))
+
+    def _forget(self, number: int) -> None:
+        self._remote.discard(number)
+        if (unit := self._unit_of.pop(number, None)) is not None:
+            self._left_of_units[unit] -= 1
+            if not self._left_of_units[unit]:
+                del self._left_of_units[unit]
+
+    def _receive_by(self, deadline: float | None) -> RewardOutcome | None:
+        """The next outcome, or None if the time is over; nothing can be received after that."""
+        if deadline is not None:
+            if (left := deadline - time.monotonic()) <= 0:
+                return None
+            self._connection.settimeout(left)
         try:
-            wire.send(self._connection, self._next_number, body)
+            outcome = self.receive()
+        except TimeoutError:
+            return None
+        self._connection.settimeout(None)
+        return outcome
+
+    def _send(self, number: int, body: bytes) -> None:
+        try:
+            wire.send(self._connection, number, body)
         except ConnectionError as error:
             raise self._supervisor_is_gone() from error
-        return self._next_number
-
-    def _receive(self) -> RewardOutcome:
-        while message := wire.receive(self._connection):
-            if (task := self._outstanding.pop(message[0], None)) is not None:
-                return _outcome(task, json.loads(message[1]))
-        raise self._supervisor_is_gone()
 
     def _supervisor_is_gone(self) -> SlimeStagesError:
         code = None
@@ -131,6 +258,14 @@ def _outcome(task: RewardTask, answer: dict[str, Any]) -> RewardOutcome:
         status=RewardStatus(answer["status"]),
         message=answer["message"],
         seconds=answer["seconds"],
+    )
+
+
+def _out_of_time(seconds: float | None, left: Sequence[RewardTask]) -> RetryableError:
+    keys = ", ".join(task.key for task in left[:_NAMED]) + (", …" if len(left) > _NAMED else "")
+    return RetryableError(
+        f"{sum(len(task.samples) for task in left)} samples were not scored within {seconds:g} s: {keys}",
+        hint="type it again, with a longer --reward-shard-timeout, a shorter --reward-timeout or more --reward-workers",
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,6 +20,13 @@ class RewardStatus(StrEnum):
     """The worker and its children held more memory than allowed, or the kernel killed it for memory."""
     ERROR = "error"
     """The reward function raised, returned what is no reward, or took its worker down."""
+
+
+SPENT = b"!"
+
+
+class RewardTimeout(Exception):
+    """No reward within the deadline, from somebody who could tell why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +84,67 @@ class PoolSettings:
 
     tasks_per_worker: int
     """A worker is replaced after so many tasks."""
+
+    requests: int
+    """Samples asked of a reward server at a time, by all of the pool."""
+
+
+def answer_of(
+    status: RewardStatus,
+    rewards: list[float | dict[str, Any]] | None,
+    message: str | None,
+    seconds: float,
+    *,
+    is_spent: bool,
+) -> dict[str, Any]:
+    """An outcome as it travels. A worker that is spent must not score another task."""
+    return {
+        "rewards": rewards,
+        "status": status.value,
+        "message": message,
+        "seconds": seconds,
+        "is_spent": is_spent,
+    }
+
+
+def report_of(answers: Sequence[tuple[int, dict[str, Any]]]) -> bytes:
+    """Answers with the numbers of their tasks, as they travel. The supervisor reads the first byte: is it spent?"""
+    is_spent = any(answer["is_spent"] for _, answer in answers)
+    return (SPENT if is_spent else b".") + json.dumps(answers).encode()
+
+
+def answers_of(report: bytes) -> list[tuple[int, dict[str, Any]]]:
+    """The inverse of `report_of`."""
+    return [(number, answer) for number, answer in json.loads(report[1:])]
+
+
+def check_reward(value: Any) -> float | dict[str, Any]:
+    """A reward as it is stored: a finite number, or a dict of JSON values; ValueError for anything else."""
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError(f"a reward dict must have text keys, not {_shown(value)}")
+        try:
+            return dict(json.loads(json.dumps(value, allow_nan=False, default=_as_plain)))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"a reward dict must hold finite JSON values, not {_shown(value)}") from error
+    plain = _as_plain(value) if not isinstance(value, int | float) and hasattr(value, "item") else value
+    try:
+        number = float(plain) if isinstance(plain, int | float) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"a reward must be a finite number or a dict, not {_shown(value)}")
+    return number
+
+
+def _as_plain(value: Any) -> Any:
+    """A scalar of numpy or torch as Python's own; TypeError if it is none."""
+    try:
+        return value.item()
+    except (AttributeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{type(value).__name__} is no JSON value") from error
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if not isinstance(value, int) or value.bit_length() < 4000 else "of thousands of digits"
+    return f"{type(value).__name__} {text if len(text) <= 200 else text[:200] + '…'}"

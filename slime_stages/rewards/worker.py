@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import math
 import os
 import pickle
 import signal
@@ -17,6 +15,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,44 +23,56 @@ from typing import Any
 from slime_stages.errors import SlimeStagesError
 from slime_stages.plugins import load_function
 from slime_stages.rewards import hub, process_tree, wire
-from slime_stages.rewards.tasks import PoolSettings, RewardStatus, RewardTask
+from slime_stages.rewards.clock import TaskClock
+from slime_stages.rewards.tasks import (
+    PoolSettings,
+    RewardStatus,
+    RewardTask,
+    RewardTimeout,
+    answer_of,
+    check_reward,
+    report_of,
+)
 from slime_stages.sample import Sample
 
+_REPORT_SECONDS = 0.05
 _QUIET_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def run_worker(connection: socket.socket, settings: PoolSettings, supervisor: int) -> None:
+def run_worker(connection: socket.socket, settings: PoolSettings, supervisor: int, clock: TaskClock) -> None:
     """Score what comes over the connection, until it closes."""
     _settle(connection, supervisor)
     args = SimpleNamespace(**settings.args)
     if path := settings.args.get("custom_rm_path"):
         with contextlib.suppress(Exception):  # raised again, and reported, by each task
             load_function(path, like=hub.REWARD_SIGNATURE)
-    own_pid = os.getpid()
+    inbox = wire.Inbox(connection)
     wire.send(connection, 0, b"")
     with asyncio.Runner() as runner:
-        while message := wire.receive(connection):
-            answer = _answer(runner, args, pickle.loads(message[1]))
-            if os.getpid() != own_pid:
-                return  # a child that the reward function forked and let run on into this loop
-            with contextlib.suppress(OSError, ValueError):
-                sys.stdout.flush()
-            wire.send(connection, message[0], json.dumps(answer).encode())
+        while message := inbox.next():
+            for report in _reports(runner, args, settings, wire.split(message[1]), clock):
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stdout.flush()
+                wire.send(connection, len(report), report_of(report))
+                if report[-1][1]["is_spent"]:
+                    return  # what is left of the unit is another worker's
 
 
-def check_reward(value: Any) -> float | dict[str, Any]:
-    """A reward as it is stored: a finite number, or a dict of JSON values; ValueError for anything else."""
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError(f"a reward dict must have text keys, not {_shown(value)}")
-        try:
-            return dict(json.loads(json.dumps(value, allow_nan=False, default=_as_plain)))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"a reward dict must hold finite JSON values, not {_shown(value)}") from error
-    plain = _as_plain(value) if not isinstance(value, int | float) and hasattr(value, "item") else value
-    if not isinstance(plain, int | float) or not math.isfinite(plain):
-        raise ValueError(f"a reward must be a finite number or a dict, not {_shown(value)}")
-    return float(plain)
+def _reports(
+    runner: asyncio.Runner, args: Any, settings: PoolSettings, unit: list[tuple[int, bytes]], clock: TaskClock
+) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+    """The answers to a unit of tasks, some at a time; none is held back for long."""
+    own_pid, report, reported = os.getpid(), [], time.monotonic()
+    for number, task in unit:
+        clock.start(number)
+        answer = _answer(runner, args, pickle.loads(task))
+        if os.getpid() != own_pid:
+            return  # a child that the reward function forked and let run on into this loop
+        answer["is_spent"] = answer["is_spent"] or _is_large(settings.memory_bytes)
+        report.append((number, answer))
+        if number == unit[-1][0] or answer["is_spent"] or time.monotonic() - reported > _REPORT_SECONDS:
+            yield report
+            report, reported = [], time.monotonic()
 
 
 def _answer(runner: asyncio.Runner, args: Any, task: RewardTask) -> dict[str, Any]:
@@ -70,24 +81,30 @@ def _answer(runner: asyncio.Runner, args: Any, task: RewardTask) -> dict[str, An
     message, is_spent = None, False
     try:
         samples = [Sample.from_dict(sample) for sample in task.samples]
-        raw = runner.run(hub.batched_async_rm(args, samples) if task.is_list else _score_one(args, samples[0]))
-        rewards = [check_reward(reward) for reward in raw]
+        rewards = [check_reward(reward) for reward in _rewards(runner, args, samples, is_list=task.is_list)]
         status = RewardStatus.SCORED
+    except RewardTimeout as error:
+        status, message = RewardStatus.TIMEOUT, str(error)
     except MemoryError as error:
         status, message, is_spent = RewardStatus.OOM, _describe(error), True
     except BaseException as error:  # reward functions call sys.exit() and cancel their loop, too
         status, message, is_spent = RewardStatus.ERROR, _describe(error), not isinstance(error, Exception)
-    return {
-        "rewards": rewards,
-        "status": status.value,
-        "message": message,
-        "seconds": time.monotonic() - started,
-        "is_spent": is_spent or bool(process_tree.children(os.getpid())),
-    }
+    is_spent = is_spent or process_tree.has_children()
+    return answer_of(status, rewards, message, time.monotonic() - started, is_spent=is_spent)
 
 
-async def _score_one(args: Any, sample: Sample) -> list[Any]:
-    return [await hub.async_rm(args, sample)]
+def _rewards(runner: asyncio.Runner, args: Any, samples: list[Sample], *, is_list: bool) -> Sequence[Any]:
+    """Most built-in types need no event loop, and a round through it costs more than their verdict."""
+    if is_list:
+        return runner.run(hub.batched_async_rm(args, samples))
+    if (grader := hub.plain_grader(args, samples[0])) is not None:
+        return [grader()]
+    return [runner.run(hub.async_rm(args, samples[0]))]
+
+
+def _is_large(memory_bytes: int | None) -> bool:
+    """Whether it holds so much that the next task would be killed for what this one left."""
+    return memory_bytes is not None and process_tree.exceeds_alone(memory_bytes // 2)
 
 
 def _settle(connection: socket.socket, supervisor: int) -> None:
@@ -137,16 +154,3 @@ def _describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     place = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
     return f"{type(error).__name__}: {str(error)[:500]}{place}"
-
-
-def _as_plain(value: Any) -> Any:
-    """A scalar of numpy or torch as Python's own; TypeError if it is none."""
-    try:
-        return value.item()
-    except (AttributeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{type(value).__name__} is no JSON value") from error
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 200 else text[:200] + '…'}"

@@ -107,6 +107,36 @@ def eat_memory_in_a_child(path: str) -> float:
     return 1.0
 
 
+def allocate_8_gib(path: str) -> float:
+    return float(len(b"x" * (8 << 30)))
+
+
+def fork_bomb(path: str) -> None:
+    """Twice as many with each generation: 128 in less than a second, and 256 at most, should nobody stop it."""
+    for _ in range(8):
+        os.fork()
+        time.sleep(0.1)
+    time.sleep(600)
+
+
+def deep_recursion_in_c(path: str) -> str:
+    sys.setrecursionlimit(10**9)
+    nested: list[Any] = []
+    for _ in range(10**6):
+        nested = [nested]
+    return repr(nested)
+
+
+def busy_threads(path: str) -> None:
+    threads = [threading.Thread(target=tower_of_nines, args=(path,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+
+
+def stopped(path: str) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def memory_error(path: str) -> None:
     raise MemoryError
 

@@ -50,6 +50,15 @@ async def test_a_custom_function_may_be_plain_and_gets_keywords_and_settings() -
         ("boxed_f1", r"a dog \boxed{cat}", "cat", 1.0),
         ("boxed_f1", "cat", "cat", 0.0),
         ("boxed_dapo", r"\boxed{Answer: 3} Answer: 4", "3", {"score": 1.0, "acc": True, "pred": "3"}),
+        ("gpqa", "Answer: B", "B", 1.0),
+        ("boxed_gpqa", r"Answer: A \boxed{B}", "B", 1.0),
+        ("math_verify", "it is $2/4$", "1/2", 1),
+        ("boxed_math_verify", r"it is $3$ \boxed{4}", "3", 0),
+        ("boxed_math_verify", r"it is $3$ \boxed{\frac{2}{4}}", "1/2", 1),
+        ("boxed_math", r"$4$ \boxed{3}", "3", 1),
+        ("boxed_deepscaler", r"\boxed{4}</think>\boxed{3}", "3", 1),
+        ("code", "```python\na = 1\n```", "assert a == 1", 1.0),
+        ("boxed_code", "```python\na = 1\n```", "assert a == 1", 0.0),
     ],
 )
 async def test_a_type_grades_the_response_or_with_boxed_its_last_box(
@@ -59,6 +68,15 @@ async def test_a_type_grades_the_response_or_with_boxed_its_last_box(
 
     assert await async_rm(settings(rm_type=reward_type), sample) == reward
     assert sample.response == response
+
+
+@pytest.mark.parametrize("prompt", ["ask", [{"role": "system", "content": "s"}, {"role": "user", "content": "ask"}]])
+async def test_ifbench_reads_its_instructions_from_the_metadata(prompt: Any) -> None:
+    metadata = {"instruction_id_list": ["count:word_count_range"], "kwargs": {"min_words": 2, "max_words": 3}}
+    sample = Sample(prompt=prompt, response="one two", metadata=metadata)
+
+    assert await async_rm(settings(rm_type="ifbench"), sample) == 1.0
+    assert await async_rm(settings(rm_type="boxed_ifbench"), sample) == 0.0
 
 
 async def test_the_random_type_gives_a_sample_of_a_seeded_run_the_same_reward_again() -> None:
@@ -94,7 +112,9 @@ async def test_a_function_that_gives_a_list_of_samples_one_reward_is_refused() -
 
 
 async def test_an_unknown_type_names_the_known_ones_and_the_nearest() -> None:
-    with pytest.raises(UsageError, match="unknown reward type `deepscalar`, known are dapo, deepscaler, f1") as caught:
+    with pytest.raises(
+        UsageError, match="unknown reward type `deepscalar`, known are code, dapo, deepscaler, f1"
+    ) as caught:
         await async_rm(settings(rm_type="deepscalar"), Sample())
 
     assert caught.value.hint == "did you mean `deepscaler`?"
@@ -104,4 +124,4 @@ async def test_no_type_at_all_says_how_to_set_one() -> None:
     with pytest.raises(UsageError, match="neither `rm_type` nor `custom_rm_path` is set") as caught:
         await async_rm(settings(), Sample())
 
-    assert "--rm-type with one of dapo" in str(caught.value.hint)
+    assert "--rm-type with one of code, dapo" in str(caught.value.hint)

@@ -250,7 +250,7 @@ def test_a_reward_function_whose_import_ends_the_worker_is_an_error_of_each_task
     assert [told(outcome) for outcome in outcomes] == [("error", message)] * 2
 
 
-@pytest.mark.parametrize("name", ["workers", "timeout_seconds", "memory_bytes", "tasks_per_worker"])
+@pytest.mark.parametrize("name", ["workers", "timeout_seconds", "memory_bytes", "tasks_per_worker", "requests"])
 def test_a_pool_without_room_or_time_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} must be more than 0, not 0"):
         open_pool(**{name: 0})

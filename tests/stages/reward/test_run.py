@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from unittest.mock import patch
+
 import pytest
 
-from slime_stages.errors import UsageError
+from slime_stages.errors import RetryableError, UsageError
+from slime_stages.rewards.pool import RewardOutcome, RewardPool
+from slime_stages.rewards.scoring import Identity, number, score
 from slime_stages.sample import Sample, Status
-from stages.reward.run import number, score
 from tests.slime_stages.config.settings import resolved
 
 
@@ -93,3 +98,60 @@ def test_a_wrong_answer_gets_0_and_an_error_gets_null() -> None:
     samples = [finished(r"\boxed{3}", label="4"), finished(r"\boxed{4}", label="4")]
 
     assert [(s.reward, s.status) for s in score(samples, config, title="t")] == [(0.0, "scored"), (1.0, "scored")]
+
+
+def test_samples_are_taken_as_workers_become_free_and_not_before() -> None:
+    config = resolved(custom_rm_path=f"{HERE}.length_reward", reward_workers=1).config
+    taken = []
+
+    def stream() -> Iterator[Sample]:
+        for row in range(40):
+            taken.append(row)
+            assert len(taken) <= 4 + len(scored)
+            yield finished("cat", label="cat")
+
+    scored: list[int] = []
+    identities = [Identity(index=row, group_index=None, rollout_id=None) for row in range(40)]
+    pool_receive = RewardPool.receive
+
+    def receive(pool: RewardPool) -> RewardOutcome:
+        outcome = pool_receive(pool)
+        scored.append(int(outcome.key))
+        return outcome
+
+    with patch.object(RewardPool, "receive", receive):
+        scores = score(stream(), config, title="t", identities=identities)
+
+    assert [s.reward for s in scores] == [3.0] * 40
+
+
+def test_a_type_scores_the_samples_of_a_group_each_on_its_own() -> None:
+    config = resolved(rm_type="math", group_rm=True, n_samples_per_prompt=2).config
+    samples = [finished(r"\boxed{4}", label="4", group_index=0), finished("no", label=None, group_index=0)]
+    samples[1].metadata["rm_type"] = "gpqa"
+
+    assert [(s.reward, s.status) for s in score(samples, config, title="t")] == [(1.0, "scored"), (None, "error")]
+
+
+def test_siblings_need_not_lie_side_by_side() -> None:
+    config = resolved(custom_rm_path=f"{HERE}.length_reward").config
+    samples = [finished("abc", rollout_id=7), finished("ab"), finished("a", rollout_id=7)]
+
+    assert [s.reward for s in score(samples, config, title="t")] == [1.0, 2.0, 0.0]
+
+
+def slow_reward(args: object, sample: Sample, **kwargs: object) -> float:
+    time.sleep(sample.metadata["seconds"])
+    return 1.0
+
+
+def test_a_shard_that_is_not_scored_in_time_names_what_is_left() -> None:
+    config = resolved(
+        custom_rm_path=f"{HERE}.slow_reward", reward_timeout=1.0, reward_shard_timeout=1.5, reward_workers=1
+    ).config
+    samples = [finished("a", metadata={"seconds": seconds}) for seconds in (0.0, 0.9, 0.9, 0.9)]
+
+    with pytest.raises(RetryableError, match=r"samples were not scored within 1\.5 s: .*3") as caught:
+        score(samples, config, title="t")
+
+    assert caught.value.exit_code == 75
