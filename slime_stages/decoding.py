@@ -20,7 +20,7 @@ def load_decoder(folder: Path, *, skip_special_tokens: bool = False) -> Decoder:
     path = folder / "tokenizer.json"
     if path.exists():
         return partial(_fast_tokenizer(path).decode, skip_special_tokens=skip_special_tokens)
-    from slime_stages.prompts.build import load_tokenizer
+    from slime_stages.prompts.tokenizer import load_tokenizer
 
     return partial(
         load_tokenizer(folder).decode, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False

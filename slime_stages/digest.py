@@ -32,8 +32,9 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def unsealed(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """The values without their seal. DataError if it is not theirs; without one they are taken as they are."""
-    rest = {key: value for key, value in values.items() if key != SEAL}
-    if SEAL in values and values[SEAL] != digest_json(rest):
+    rest = dict(values)
+    seal = rest.pop(SEAL, None)
+    if SEAL in values and seal != digest_json(rest):
         raise DataError(f"{where} was altered: its values do not have the digest that it names")
     return rest
 

@@ -155,11 +155,16 @@ def samples_with_index(run: RunDir, plans: Sequence[Plan], index: int) -> list[F
     """All samples of an index; a fan-out has several. MissingInputError if its shard is not rolled out yet."""
     found = []
     for plan in plans:
-        position = index // plan.n_samples_per_prompt
-        for shard in plan.shards:
-            if shard.start <= position < shard.stop:
-                found += [item for item in samples_of_plan(run, plan, shard.shard) if item.index == index]
+        for shard in _shards_to_search(run, plan, index // plan.n_samples_per_prompt):
+            found += [item for item in samples_of_plan(run, plan, shard) if item.index == index]
     return found
+
+
+def _shards_to_search(run: RunDir, plan: Plan, position: int) -> list[int]:
+    """Where prompts are handed over, an iteration may hold any of them."""
+    if plan.carry_from is not None:
+        return committed_shards(run, plan)
+    return [shard.shard for shard in plan.shards if shard.start <= position < shard.stop]
 
 
 def sample_at(run: RunDir, plan: Plan, shard: int, row: int) -> Found:

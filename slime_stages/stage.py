@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from slime_stages.claims import end_claimed
-from slime_stages.commit import remove_leftovers, retryable_full_disk, temporary_name
+from slime_stages.commit import is_listed, remove_leftovers, retryable_full_disk, temporary_name
 from slime_stages.config import Config
 from slime_stages.config.frozen import read_frozen
 from slime_stages.errors import DataError, MissingInputError, SlimeStagesError
@@ -25,18 +25,18 @@ from slime_stages.plan import Plan, read_plan
 from slime_stages.rundir import RunDir
 
 SECTIONS_READ = {
-    "rollout": ("rollout",),
-    "reward": ("reward",),
-    "train": ("train", "optimizer", "algorithm"),
+    "rollout": ("rollout", "plugins"),
+    "reward": ("reward", "plugins"),
+    "train": ("train", "optimizer", "algorithm", "plugins"),
     "sync": (),
 }
 """Config sections on which each stage's output depends, besides its inputs."""
 
 
 def config_digest(config: Config, call: StageCall) -> str:
-    """Digest of what a call reads of the config; evaluation has a section of its own."""
-    evaluation = ("eval",) if call.stage == "rollout" and call.split != "train" else ()
-    return config.digest((*SECTIONS_READ[call.stage], *evaluation))
+    """Digest of what a call reads of the config. Evaluation has a section of its own; some rollouts score, too."""
+    more = ("eval",) if call.split != "train" else ("reward",) if config.rollout.scores else ()
+    return config.digest((*SECTIONS_READ[call.stage], *(more if call.stage == "rollout" else ())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,10 +210,10 @@ def output_state(path: Path, inputs: Mapping[str, str], config_digest: str, *, d
         return State(kind="corrupt", reason=f"corrupt: {error}") if path.exists() else State(kind="missing")
     except DataError as error:
         return State(kind="corrupt", reason=f"corrupt: {error}")
-    changed = sorted(
-        key for key in inputs.keys() | manifest.inputs.keys() if inputs.get(key) != manifest.inputs.get(key)
-    )
-    if changed:
+    if inputs != manifest.inputs:
+        changed = sorted(
+            key for key in inputs.keys() | manifest.inputs.keys() if inputs.get(key) != manifest.inputs.get(key)
+        )
         return State(kind="stale", reason=f"stale: {', '.join(changed)} changed since", manifest=manifest)
     if manifest.config_digest != config_digest:
         return State(kind="stale", reason="stale: its config sections changed since", manifest=manifest)
@@ -280,7 +280,10 @@ def finish_deferred() -> None:
 
 
 def append_metrics(stage: Stage, metrics: Mapping[str, float | None]) -> None:
-    """Add a line to the run's metrics. The last line of an iteration counts, should it be made again."""
+    """Add a line to the run's metrics, unless another attempt has committed the output meanwhile, with a line of its
+    own. The last line of an iteration counts, should it be made again."""
+    if is_listed(stage.manifest_path):
+        return
     path = stage.run.metrics_path(stage.call.stage)
     path.parent.mkdir(parents=True, exist_ok=True)
     line = {"iteration": stage.plan.iteration, "time": now(), **metrics}

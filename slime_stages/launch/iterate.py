@@ -28,7 +28,7 @@ from slime_stages.lineage import command
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
 from slime_stages.stage import StageCall, read_config, say
-from slime_stages.weights.checkpoints import has_weights, iteration_folder, prune_checkpoints
+from slime_stages.weights.checkpoints import critic_checkpoints, has_weights, iteration_folder, prune_checkpoints
 from slime_stages.weights.outputs import is_past_repair
 from slime_stages.weights.publish import prune_weights
 
@@ -177,5 +177,8 @@ def retain(run: RunDir, iteration: int) -> None:
     config: Config = read_config(run, current_revision(run))
     kept, version = config.checkpoint, iteration + 1
     needed = {0, version} | needed_versions(run, version)
-    prune_checkpoints(run.checkpoints_path, kept.keep_checkpoints, kept.save_interval, {version})
+    reference = config.algorithm.reference_version(version)
+    prune_checkpoints(run.checkpoints_path, kept.keep_checkpoints, kept.save_interval, {version, reference})
+    critics = critic_checkpoints(run.checkpoints_path)
+    prune_checkpoints(critics, kept.keep_checkpoints, kept.save_interval, {version})
     prune_weights(run.weights_path(0).parent, kept.keep_weights, kept.save_interval, needed)

@@ -7,23 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slime_stages.errors import MissingInputError, SlimeStagesError
-from slime_stages.launch.overview import (
-    IterationOverview,
-    TaskFact,
-    manifest_of,
-    mean_reward,
-    state_word,
-    wall_seconds,
-)
+from slime_stages.launch.overview import IterationOverview, TaskFact, manifest_of, mean_reward, state_word
 from slime_stages.launch.run_overview import RunOverview
 from slime_stages.launch.states import CallState, iteration_states
+from slime_stages.launch.waits import wall_seconds
 from slime_stages.lineage import command
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
 from slime_stages.stage import read_run_plan
 
-ACCOUNT = ("issued", "kept", "dropped", "carried")
-"""Counts of prompts; the other counts of a rollout manifest are samples by status."""
+ACCOUNT = ("issued", "taken", "kept", "dropped", "carried")
+"""Counts of prompts; the other counts of a rollout manifest are samples by status, and dropped prompts by reason."""
+DROPPED = "dropped/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +57,9 @@ class IterationDetail:
     config_revision: int
     shards: tuple[ShardDetail, ...]
     prompts: dict[str, int]
-    """issued = kept + dropped + carried, over the shards whose rollout is there."""
+    """issued + taken = kept + dropped + carried, over the shards whose rollout is there."""
+    drop_reasons: dict[str, int]
+    """Dropped prompts by reason."""
     trained: dict[str, int] | None
     """Samples that were `used`, and others by drop reason; None before training."""
     train_metrics: dict[str, float | None]
@@ -70,7 +67,8 @@ class IterationDetail:
 
     @property
     def adds_up(self) -> bool:
-        return self.prompts["issued"] == sum(self.prompts[name] for name in ACCOUNT[1:])
+        begun, ended = ACCOUNT[:2], ACCOUNT[2:]
+        return sum(self.prompts[name] for name in begun) == sum(self.prompts[name] for name in ended)
 
 
 def iteration_detail(run: RunDir, iteration: int, known: RunOverview) -> IterationDetail:
@@ -101,6 +99,7 @@ def iteration_detail(run: RunDir, iteration: int, known: RunOverview) -> Iterati
             shard_detail(run, plan, rollout, reward, tasks) for rollout, reward in zip(*by_stage.values(), strict=True)
         ),
         prompts={name: counts[name] for name in ACCOUNT},
+        drop_reasons={name.removeprefix(DROPPED): n for name, n in counts.items() if name.startswith(DROPPED)},
         trained=trained_samples(run, iteration) if train and states[-2].state.kind != "corrupt" else None,
         train_metrics=dict(train.metrics) if train else {},
         evaluations=tuple(part for part in known.evaluations if part.iteration == iteration),
@@ -135,7 +134,7 @@ def shard_detail(
 
 
 def without_account(counts: Mapping[str, int]) -> dict[str, int]:
-    return {name: count for name, count in counts.items() if name not in ACCOUNT}
+    return {name: n for name, n in counts.items() if name not in ACCOUNT and not name.startswith(DROPPED)}
 
 
 def trained_samples(run: RunDir, iteration: int) -> dict[str, int]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.launch.states import CallState, iteration_states
-from slime_stages.launch.waits import longest_run, longest_waits
+from slime_stages.launch.waits import longest_waits, run_times
 from slime_stages.lineage import command
 from slime_stages.manifest import Manifest, read_manifest
 from slime_stages.rundir import RunDir
@@ -180,13 +179,13 @@ def stage_overview(
 ) -> StageOverview:
     items = [item for item in states if item.call.stage == stage]
     words = [state_word(item) for item in items]
-    counts = Counter(words)
+    counts, times = Counter(words), run_times(manifests)
     return StageOverview(
         state=min(words, key=STATES.index),
         shards=len(words),
         counts={state: counts[state] for state in STATES},
-        seconds=wall_seconds(manifests),
-        run_seconds=longest_run(manifests),
+        seconds=round(sum(times), 3) if times else None,
+        run_seconds=round(max(times), 3) if times else None,
         queue_seconds=wait,
         open_outputs=tuple(
             OpenOutput(shard=item.call.shard, state=word)
@@ -222,11 +221,6 @@ def probs_diff(trained: Manifest) -> float | None:
 def added(seconds: Sequence[float | None]) -> float | None:
     known = [each for each in seconds if each is not None]
     return round(sum(known), 3) if known else None
-
-
-def wall_seconds(manifests: Sequence[Manifest]) -> float | None:
-    spans = [datetime.fromisoformat(m.finished) - datetime.fromisoformat(m.started) for m in manifests if m.started]
-    return round(sum(span.total_seconds() for span in spans), 3) if spans else None
 
 
 def command_for(run: RunDir, states: Sequence[CallState]) -> str | None:

@@ -22,8 +22,9 @@ PROGRAMS = {
     "reward": "stages.reward.run:run",
     "train": "stages.train.run:run",
     "sync": "stages.sync.run:run",
+    "serve": "slime_stages.launch.serve:serve_call",
 }
-"""The stage programs, by name only: nothing here imports them."""
+"""The stage programs, by name only: nothing here imports them. `serve` makes nothing, and keeps engines."""
 
 PASSIVE_WAIT = ("OMP_WAIT_POLICY", "PASSIVE")
 """OpenMP threads that spin at a barrier starve each other on a busy node; read when torch is loaded."""

@@ -7,37 +7,23 @@ files later. Each step finds out for itself whether it is done: a start that was
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import orjson
-
-from slime_stages.commit import create_file, fsync_path, replace_file, written_file
+from slime_stages.commit import create_file, replace_file
 from slime_stages.config import Config, diff
 from slime_stages.config.frozen import frozen_bytes, read_frozen
-from slime_stages.content import content_digest
-from slime_stages.digest import digest_file, sealed, unsealed
+from slime_stages.config.hooks import check_hooks
+from slime_stages.digest import digest_file
 from slime_stages.errors import DataError, MissingInputError, UsageError
-from slime_stages.plan import Plan, read_plan
-from slime_stages.plugins import load_function
-from slime_stages.prompts.build import build_prompt_table
-from slime_stages.prompts.settings import PromptSettings
-from slime_stages.prompts.table import write_prompt_table
+from slime_stages.launch.prompt_tables import mend_prompts, plans_of, reads_other_prompts, with_rollout_count
 from slime_stages.rundir import RunDir
-from slime_stages.schema import PROMPTS
 from slime_stages.stage import read_config, say
 from slime_stages.weights.folders import remove_folder
 from slime_stages.weights.publish import check_hf_folder, check_weights, publish_link
 from slime_stages.weights.record import read_weights_record
 
-HOOKS = {
-    "custom_generate_function_path": "generate(args, sample, sampling_params)",
-    "custom_rm_path": "reward(args, sample)",
-}
-"""Settings that name a function → how it is called."""
+MAY_CHANGE = ("data.num_rollout", "data.num_epoch")
+"""Settings among those of the prompts that the prompt table does not depend on."""
 
 
 def start_run(run: RunDir, config: Config) -> None:
@@ -46,6 +32,7 @@ def start_run(run: RunDir, config: Config) -> None:
     check_hf_folder(model)
     check_plugins(config)
     check_engine_flags(config)
+    config = with_rollout_count(run, config)
     create_file(run.config_revision_path(0), frozen_bytes(config))
     mend_config(run)
     if changes := diff(read_config(run, 0), config):
@@ -62,8 +49,7 @@ def mend_run(run: RunDir) -> None:
     mend_config(run)
     config = read_config(run, 0)
     mend_weights(run, Path(config.model.hf_checkpoint))
-    for split, settings in prompt_settings(config).items():
-        _mend_prompts(run, config, split, settings)
+    mend_prompts(run, config)
 
 
 def mend_config(run: RunDir) -> None:
@@ -71,7 +57,7 @@ def mend_config(run: RunDir) -> None:
 
     Where both are whole and differ, a change of the config was interrupted: the revision counts, it is written first.
     """
-    planned = next((plan.config_revision for plan in _plans(run)), 0)
+    planned = next((plan.config_revision for plan in plans_of(run)), 0)
     path = run.config_revision_path(max(current_revision(run), planned))
     if _is_config(path):
         if not run.config_path.exists() or run.config_path.read_bytes() != path.read_bytes():
@@ -86,48 +72,26 @@ def mend_config(run: RunDir) -> None:
         )
 
 
-def prompt_settings(config: Config) -> dict[str, PromptSettings]:
-    """What to read for training and for each evaluation set."""
-    data, evaluation = config.data, config.eval
-    training = PromptSettings(
-        prompt_data=data.prompt_data,
-        input_key=data.input_key,
-        label_key=data.label_key,
-        metadata_key=data.metadata_key,
-        tool_key=data.tool_key,
-        apply_chat_template=data.apply_chat_template,
-        apply_chat_template_kwargs=data.apply_chat_template_kwargs,
-        rollout_max_prompt_len=data.rollout_max_prompt_len,
-    )
-    settings = {"train": training}
-    for name, path in evaluation.datasets:
-        settings[name] = replace(
-            training,
-            prompt_data=(path,),
-            input_key=evaluation.eval_input_key or data.input_key,
-            label_key=evaluation.eval_label_key or data.label_key,
-            tool_key=evaluation.eval_tool_key or data.tool_key,
-            rollout_max_prompt_len=None,
-        )
-    return settings
-
-
 def check_plugins(config: Config) -> None:
     """Load every function that a setting names, and check that it can be called as it will be."""
-    flat = config.flat()
-    for name, like in HOOKS.items():
-        if flat[name]:
-            load_function(flat[name], like=like)
-    for path in config.rollout.rollout_sample_hook_path:
-        load_function(path, like="hook(args, sample)")
+    for sentence in check_hooks(config):
+        say(f"warning: {sentence}")
+
+
+def check_plugins_of(run: RunDir) -> None:
+    """The same for the config in force: the files of plug-ins may have changed since it was frozen."""
+    check_plugins(read_config(run, current_revision(run)))
 
 
 def check_engine_flags(config: Config) -> None:
-    """Refuse pass-through options that the installed SGLang or router does not have."""
+    """Refuse pass-through options that the installed SGLang or router does not have, and a layout that is none."""
     from slime_stages.serving.flags import check_router_flags, check_sglang_flags
+    from slime_stages.serving.layout import layout_of
 
     python = str(config.serving.serving_python or sys.executable)
-    if config.serving.sglang and config.serving.serving_mode == "job":
+    if config.serving.serving_mode != "external":
+        layout_of(config, ())
+    if config.serving.sglang and config.serving.serving_mode != "external":
         check_sglang_flags(dict(config.serving.sglang), python)
     if config.serving.router:
         check_router_flags(dict(config.serving.router), python)
@@ -138,7 +102,7 @@ def change_config(run: RunDir, config: Config, *, allowed: bool) -> None:
 
     UsageError if it differs and is not. Iterations that are planned keep the revision of their plan.
     """
-    current = read_frozen(run.config_path)
+    current, config = read_frozen(run.config_path), with_rollout_count(run, config)
     changes = diff(current, config)
     if not changes:
         return
@@ -148,7 +112,10 @@ def change_config(run: RunDir, config: Config, *, allowed: bool) -> None:
             f"the run {run.root} was frozen with other settings: {listed}",
             hint="add --change-config to use the new ones from the next iteration on, or choose another --run",
         )
-    fixed = [c.name for c in changes if c.name.startswith(("data.", "model.", "eval.eval_prompt_data"))]
+    names = [change.name for change in changes if change.name not in MAY_CHANGE]
+    fixed = [name for name in names if name.startswith(("data.", "model."))]
+    if not fixed and reads_other_prompts(current, config):
+        fixed = [name for name in names if name.startswith("eval.")]
     if fixed:
         raise UsageError(
             f"{', '.join(fixed)} cannot change within a run: its prompts and first weights are made from them",
@@ -169,30 +136,12 @@ def current_revision(run: RunDir) -> int:
     return max((int(path.stem) for path in found), default=0)
 
 
-def prompts_record(run: RunDir, split: str) -> dict[str, Any]:
-    """`content`, `rows` and `dropped` of a prompt table."""
-    path = run.prompts_manifest_path(split)
-    try:
-        return unsealed(orjson.loads(path.read_bytes()), path)
-    except FileNotFoundError as error:
-        raise MissingInputError(f"there is no {path}", hint=f"slime-stages iter --run {run.root} --n 0") from error
-    except (orjson.JSONDecodeError, AttributeError) as error:
-        raise DataError(f"{path} is not whole: {error}", hint=f"rm {path}   (it is made again)") from error
-
-
 def _is_config(path: Path) -> bool:
     try:
         read_frozen(path)
     except (DataError, MissingInputError):
         return False
     return True
-
-
-def _plans(run: RunDir, split: str = "train") -> Iterator[Plan]:
-    """The plans that can be read, of training or of the evaluations on a set; the newest first."""
-    for iteration in reversed(run.iterations()):
-        with suppress(DataError, MissingInputError):
-            yield read_plan(run.plan_path(iteration, split))
 
 
 def mend_weights(run: RunDir, source: Path) -> None:
@@ -219,49 +168,3 @@ def _known_digests(weights: Path) -> dict[str, str]:
         return {name: file.digest for name, file in read_weights_record(weights).files.items()}
     except (DataError, MissingInputError):
         return {}
-
-
-def _mend_prompts(run: RunDir, config: Config, split: str, settings: PromptSettings) -> None:
-    path, record_path = run.prompts_path(split), run.prompts_manifest_path(split)
-    recorded = _recorded_content(run, split)
-    if recorded is not None and path.exists() and _is_whole(path, recorded):
-        return
-    known = {recorded} if recorded else {plan.prompts_digest for plan in _plans(run, split)}
-    built = build_prompt_table(settings, Path(config.model.hf_checkpoint))
-    with written_file(path) as temporary:
-        write_prompt_table(temporary, built.rows)
-        content = content_digest(temporary, PROMPTS)
-        if known and content not in known:
-            raise DataError(
-                f"{path} was lost, and {', '.join(settings.prompt_data)} has other prompts now than when the run began",
-                hint="put the prompt data of that time back, or start another run",
-            )
-    temporary.rename(path)
-    fsync_path(path.parent)
-    if built.dropped_count:
-        say(
-            f"{split}: {built.dropped_count} of {built.read_count} prompts have more than "
-            f"{settings.rollout_max_prompt_len} tokens (longest {built.longest_dropped}) and are left out"
-        )
-    record = {
-        "content": content,
-        "rows": len(built.rows),
-        "read": built.read_count,
-        "dropped": built.dropped_count,
-        "prompt_data": list(settings.prompt_data),
-    }
-    replace_file(record_path, orjson.dumps(sealed(record), option=orjson.OPT_INDENT_2))
-
-
-def _recorded_content(run: RunDir, split: str) -> str | None:
-    try:
-        return str(prompts_record(run, split)["content"])
-    except (DataError, MissingInputError):
-        return None
-
-
-def _is_whole(path: Path, content: str) -> bool:
-    try:
-        return content_digest(path, PROMPTS) == content
-    except DataError:
-        return False

@@ -49,6 +49,11 @@ class CheckpointRecord:
     """Digest of the parameters, as the manifest of the training names it; empty if it is not known."""
 
 
+def critic_checkpoints(folder: Path) -> Path:
+    """Where the critic's checkpoints are, beside those of the policy."""
+    return folder / "critic"
+
+
 def iteration_folder(folder: Path, iteration: int) -> Path:
     return folder / f"iter_{iteration:07d}"
 

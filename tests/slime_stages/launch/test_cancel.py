@@ -77,3 +77,14 @@ def test_without_slurm_it_is_refused(run: RunDir, tmp_path: Path, monkeypatch: p
     with pytest.raises(UsageError, match="there is no SLURM on this machine"):
         cancel(run)
     assert read_chain(run) == Chain(target=3, sbatch_folder="/sbatch")
+
+
+def test_cancelling_the_engines_of_serve_lets_the_chain_go_on(run: RunDir, slurm: FakeCommands) -> None:
+    submitted(run, "serve", 0, "103")
+
+    assert cancel(run, stage="serve") == 1
+
+    assert slurm.calls("scancel") == ["scancel 103"]
+    chain = read_chain(run)
+    assert chain is not None
+    assert chain.stopped is None

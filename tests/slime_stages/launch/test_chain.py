@@ -67,6 +67,21 @@ def test_only_the_iterations_ahead_are_queued(scheduler: FakeScheduler) -> None:
     assert [attempt.dependencies for attempt in result.submitted] == [(), *((id_,) for id_ in ids[:-1])]
 
 
+def test_where_one_process_drives_no_job_submits_another(scheduler: FakeScheduler) -> None:
+    scheduler.outcome = fails(("rollout", 0, 1, 0), with_=1)
+    begin_chain(scheduler.small.run, wanted(lookahead=1, is_driven=True))
+
+    scheduler.run_all()
+    assert scheduler.titles("chain") == []
+    assert first_incomplete(scheduler.small.run) == 0
+    first = advance(scheduler.small.run).submitted[0]
+    assert (first.stage, first.shards) == ("rollout", (1,))
+    for _ in range(10):
+        scheduler.run_all()
+        advance(scheduler.small.run)
+    assert first_incomplete(scheduler.small.run) == ITERATIONS
+
+
 def test_a_failed_shard_is_submitted_again_alone(scheduler: FakeScheduler) -> None:
     scheduler.outcome = fails(("rollout", 1, 1, 0), with_=70)
     begin_chain(scheduler.small.run, wanted())
