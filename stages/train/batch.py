@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,14 @@ from slime_stages.lineage import command, committed, shard_manifest_path
 from slime_stages.manifest import check_data
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
+from slime_stages.sample import Sample
+from slime_stages.sample_table import samples_of
 from slime_stages.schema import REWARD, ROLLOUT
 from slime_stages.shards import flat_lists, read_shard
 from stages.train.algorithm.conversion import SampleColumns, TrainBatch, convert_samples
 from stages.train.algorithm.rewards import post_process_rewards
+from stages.train.custom_data import converted, custom_rewards, own_columns
+from stages.train.hooks import Hooks
 
 ROLLOUT_COLUMNS = (
     "shard",
@@ -39,6 +43,8 @@ ROLLOUT_COLUMNS = (
     "weight_versions",
     "metadata",
 )
+REWARDS = ("shard", "row", "reward", "reward_parts")
+FOR_TEACHING = "teacher_log_probs"
 NO_REWARD, NO_TOKENS = "no_reward", "no_tokens"
 
 
@@ -61,14 +67,19 @@ class IterationBatch:
 
 def read_iteration(run: RunDir, plan: Plan, config: Config) -> IterationBatch:
     """Read all shards of the iteration. DataError, with the command that mends it, for one that is not as committed."""
-    rollout = pa.concat_tables([_read(run, plan, "rollout", shard) for shard in range(plan.shard_count)])
-    reward = pa.concat_tables([_read(run, plan, "reward", shard) for shard in range(plan.shard_count)])
+    algorithm = config.algorithm
+    wanted = ROLLOUT_COLUMNS + ((FOR_TEACHING,) if algorithm.use_opd else ())
+    columns, rewards = (None, REWARDS) if algorithm.shows_samples else (wanted, REWARDS[:3])
+    rollout = pa.concat_tables([_read(run, plan, "rollout", shard, columns) for shard in range(plan.shard_count)])
+    reward = pa.concat_tables([_read(run, plan, "reward", shard, rewards) for shard in range(plan.shard_count)])
     if not rollout.select(["shard", "row"]).equals(reward.select(["shard", "row"])):
         raise DataError(
             f"iteration {plan.iteration} has {len(rollout)} samples and {len(reward)} rewards, not one for each",
             hint=command(run, "reward", plan.iteration, 0, force=True),
         )
-    rollout = rollout.append_column("reward", reward["reward"])
+    for name in rewards[2:]:
+        rollout = rollout.drop_columns(name) if name in rollout.column_names else rollout
+        rollout = rollout.append_column(name, reward[name])
     order = pc.sort_indices(rollout, sort_keys=[("index", "ascending"), ("shard", "ascending"), ("row", "ascending")])
     return batch_of(rollout.take(order), config)
 
@@ -79,31 +90,61 @@ def batch_of(table: pa.Table, config: Config) -> IterationBatch:
     raw = table["reward"].to_numpy().astype(np.float64)
     if algorithm.null_reward != "drop":
         raw = np.where(np.isnan(raw), float(algorithm.null_reward), raw)
+    hooks, shown = Hooks(config), _shown_samples(table) if algorithm.shows_samples else []
+    if algorithm.custom_reward_post_process_path is not None:  # it may make a number of whatever there is
+        raw = np.where(np.isnan(raw) & [sample.reward is not None for sample in shown], 0.0, raw)
     reasons = _drop_reasons(table, raw)
     kept = np.array([reason is None for reason in reasons], bool)
-    groups = table["group_index"].to_numpy()
-    rewards = np.zeros(len(table), np.float32)
-    rewards[kept] = post_process_rewards(
-        raw[kept],
-        groups[kept],
-        advantage_estimator=algorithm.advantage_estimator,
-        rewards_normalization=algorithm.rewards_normalization,
-        grpo_std_normalization=algorithm.grpo_std_normalization and config.rollout.n_samples_per_prompt > 1,
-    )
+    rewards, told = np.zeros(len(table), np.float32), np.nan_to_num(raw)
+    given = custom_rewards(hooks, [sample for sample, is_kept in zip(shown, kept, strict=False) if is_kept])
+    if given is not None:
+        told[kept], rewards[kept] = given
+        raw = np.where(kept, told, raw)
+    else:
+        rewards[kept] = _normalized(table, raw, kept, config)
+    removed = table["remove_sample"].to_numpy(zero_copy_only=False) | ~kept
     samples = SampleColumns(
         index=table["index"].to_numpy(),
-        group_index=groups,
+        group_index=table["group_index"].to_numpy(),
         rollout_id=table["rollout_id"].to_pylist(),
         tokens=[np.zeros(0, np.int32) if row is None else row for row in list_rows(table["tokens"])],
         response_length=table["response_length"].to_numpy(),
         loss_mask=list_rows(table["loss_mask"]),
         status=table["status"].to_pylist(),
-        reward=np.nan_to_num(raw),
-        remove_sample=(table["remove_sample"].to_numpy(zero_copy_only=False) | ~kept).tolist(),
+        reward=told,
+        remove_sample=removed.tolist(),
         rollout_log_probs=list_rows(table["rollout_log_probs"]),
+        teacher_log_probs=[s.teacher_log_probs for s in shown] if shown else _optional_rows(table, FOR_TEACHING),
         raw_reward_override=_raw_rewards(table["metadata"]),
     )
-    return IterationBatch(table=table, raw_rewards=raw, drop_reasons=reasons, batch=convert_samples(samples, rewards))
+    batch = convert_samples(samples, rewards)
+    if shown:
+        for sample, is_removed in zip(shown, removed.tolist(), strict=True):
+            sample.remove_sample = is_removed
+        batch = converted(hooks, shown, replace(batch, columns=own_columns(shown)))
+    return IterationBatch(table=table, raw_rewards=raw, drop_reasons=reasons, batch=batch)
+
+
+def _shown_samples(table: pa.Table) -> list[Sample]:
+    """The rows as samples, with the reward that the reward function returned."""
+    samples = samples_of(table)
+    for sample, parts in zip(samples, table["reward_parts"].to_pylist(), strict=True):
+        if parts is not None:
+            sample.reward = orjson.loads(parts)
+    return samples
+
+
+def _normalized(
+    table: pa.Table, raw: NDArray[np.float64], kept: NDArray[np.bool_], config: Config
+) -> NDArray[np.float32]:
+    algorithm = config.algorithm
+    return post_process_rewards(
+        raw[kept],
+        table["group_index"].to_numpy()[kept],
+        advantage_estimator=algorithm.advantage_estimator,
+        rewards_normalization=algorithm.rewards_normalization,
+        grpo_std_normalization=algorithm.grpo_std_normalization and config.rollout.n_samples_per_prompt > 1,
+    )
 
 
 def list_rows(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:
@@ -114,8 +155,12 @@ def list_rows(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:
     return [flat[start:stop] if given else None for start, stop, given in bounds]
 
 
-def _read(run: RunDir, plan: Plan, stage: str, shard: int) -> pa.Table:
-    schema, columns = (ROLLOUT, ROLLOUT_COLUMNS) if stage == "rollout" else (REWARD, ("shard", "row", "reward"))
+def _optional_rows(table: pa.Table, name: str) -> list[NDArray[Any] | None] | None:
+    return list_rows(table[name]) if name in table.column_names else None
+
+
+def _read(run: RunDir, plan: Plan, stage: str, shard: int, columns: Sequence[str] | None) -> pa.Table:
+    schema = ROLLOUT if stage == "rollout" else REWARD
     path = shard_manifest_path(run, plan, stage, shard)
     try:
         return read_shard(check_data(path, committed(run, plan, stage, shard)), schema, columns)

@@ -32,6 +32,15 @@ def check_samples(data: IterationBatch, plan: Plan, config: Config) -> None:
         )
 
 
+def fitted(config: Config, data: IterationBatch, plan: Plan) -> Config:
+    """The config for fewer rollouts than one step wants, as a quorum or a deadline may leave: they are the step."""
+    count = len(set(data.batch.rollout_ids.tolist()))
+    if plan.carry_from is None or not 0 < count < config.global_batch_size:
+        return config
+    say(f"warning: {count} rollouts make one step in place of global_batch_size = {config.global_batch_size}")
+    return config.model_copy(update={"train": config.train.model_copy(update={"global_batch_size": count})})
+
+
 def check_log_probs(probs_diff: float | None, plan: Plan, config: Config) -> None:
     """DataError if engine and trainer disagree on the tokens' probabilities; a line on stderr if they come near it."""
     if probs_diff is None or probs_diff <= config.gate.warn_probs_diff:
@@ -47,6 +56,9 @@ def check_log_probs(probs_diff: float | None, plan: Plan, config: Config) -> Non
 
 
 def _check_groups(data: IterationBatch, plan: Plan) -> None:
+    if plan.carry_from is not None:
+        _check_each_once(data, plan)
+        return
     wanted = set(range(plan.shards[0].start, plan.shards[-1].stop))
     found = set(data.table["group_index"].unique().to_pylist())
     if found - wanted:
@@ -54,9 +66,20 @@ def _check_groups(data: IterationBatch, plan: Plan) -> None:
         raise DataError(f"iteration {plan.iteration} holds samples of prompts that its plan does not name: {odd}")
 
 
+def _check_each_once(data: IterationBatch, plan: Plan) -> None:
+    """Which prompts an iteration keeps is not planned where some are dropped or handed over; each comes once."""
+    shards_of: dict[int, set[int]] = {}
+    for group, shard in zip(data.table["group_index"].to_pylist(), data.table["shard"].to_pylist(), strict=True):
+        shards_of.setdefault(group, set()).add(shard)
+    if twice := sorted(group for group, shards in shards_of.items() if len(shards) > 1):
+        shards = ", ".join(map(str, sorted(shards_of[twice[0]])))
+        raise DataError(f"iteration {plan.iteration} holds the prompt at position {twice[0]} in the shards {shards}")
+
+
 def _check_versions(data: IterationBatch, plan: Plan) -> None:
     versions = {version for row in data.table["weight_versions"].to_pylist() for version in row}
-    odd = sorted(versions - {str(plan.policy_version)})
+    earlier = range(plan.policy_version if plan.carry_from is not None else 0)  # of what was handed over
+    odd = sorted(versions - {str(plan.policy_version)} - set(map(str, earlier)))
     if odd:
         rows = [str(plan.policy_version) not in row for row in data.table["weight_versions"].to_pylist()]
         first = int(np.argmax(rows))

@@ -12,14 +12,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slime_stages.config import Config
+from slime_stages.errors import DataError
+from stages.train import corrections
 from stages.train.algorithm.conversion import TrainBatch
-from stages.train.algorithm.losses import ClipRange, policy_loss
-from stages.train.algorithm.mismatch import log_prob_abs_diff, truncated_importance_weights
-from stages.train.algorithm.ratios import sample_sums
+from stages.train.algorithm.kl import approx_kl
+from stages.train.algorithm.losses import ClipRange, PolicyLoss, off_policy_kept, policy_loss
+from stages.train.algorithm.mismatch import log_prob_abs_diff
+from stages.train.algorithm.ratios import exp_log_ratio, sample_sums
 from stages.train.algorithm.reducers import weighted_sum
-from stages.train.megatron.packing import PackedMicroBatch, PackedSample
+from stages.train.hooks import Hooks
+from stages.train.megatron.packing import PackedMicroBatch
+from stages.train.micro_batch import TokenColumns, TokenView, sample_table, token_table
 
 PER_SAMPLE = ("log_prob_gap", "entropy", "clip_share")
+Losses = tuple[Tensor, Mapping[str, Tensor]]
 
 
 @dataclass(slots=True)
@@ -35,100 +41,146 @@ class SampleStatistics:
 
 @dataclass(slots=True, kw_only=True)
 class Objective:
-    """A `LossFunction`: its sums over all micro-batches of a step are the step's loss and metrics."""
+    """A `LossFunction` for one optimizer step: its sums over all micro-batches are the step's loss and metrics."""
 
     config: Config
+    hooks: Hooks = field(repr=False)
+    batch: TrainBatch = field(repr=False)
+    columns: TokenColumns = field(repr=False)
     statistics: SampleStatistics = field(repr=False)
+    denominator: float
+    """What slime divides its sums by: the step's rollouts, or with calculate_per_token_loss its tokens."""
+    mean_weight: float | None = None
+    """Of the step's corrections for the gap between engine and trainer, with tis_batch_normalize."""
 
-    def __call__(
-        self, micro_batch: PackedMicroBatch, log_probs: Tensor, entropies: Tensor | None
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def __call__(self, micro_batch: PackedMicroBatch, scores: Tensor, entropies: Tensor | None) -> Losses:
         """The weighted sum of the token losses [N] as a scalar, and metrics weighted alike."""
-        algorithm = self.config.algorithm
-        columns = {name: torch.from_numpy(values).to(log_probs.device) for name, values in micro_batch.columns.items()}
-        sample_index = torch.from_numpy(micro_batch.sample_index).to(log_probs.device)
-        weights, mask = columns["weight"], columns["mask"]
-        rollout = columns.get("rollout_log_probs")
-        old = columns.get("old_log_probs", log_probs.detach())
-        loss = policy_loss(
-            algorithm.advantage_estimator,
-            log_probs,
-            old,
-            columns["advantage"],
-            clip=ClipRange(
-                eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high, eps_clip_c=algorithm.eps_clip_c
-            ),
-            loss_mask=mask,
-            sample_index=sample_index,
-            sample_count=int(sample_index[-1]) + 1 if len(sample_index) else 0,
-        )
-        token_loss, metrics = loss.pg_loss, {"ppo_kl": loss.ppo_kl, "pg_clipfrac": loss.pg_clipfrac}
+        view = TokenView.of(micro_batch, scores.device)
+        if self.config.algorithm.loss_type == "custom_loss":
+            return self._custom(view, scores)
+        if self.config.algorithm.loss_type == "sft_loss":
+            return weighted_sum(-scores, view.columns["weight"]), {}
+        return self._policy(view, scores, entropies)
+
+    def _policy(self, view: TokenView, log_probs: Tensor, entropies: Tensor | None) -> Losses:
+        algorithm, columns = self.config.algorithm, view.columns
+        rollout, current = columns.get("rollout_log_probs"), log_probs.detach()
+        train = columns.get("log_probs", current)
+        old = columns["rollout_log_probs"] if algorithm.use_rollout_logprobs else train
+        loss = self._policy_loss(view, log_probs, old)
+        token_loss, gap = loss.pg_loss, {}
         if rollout is not None:
-            metrics["train_rollout_logprob_abs_diff"] = log_prob_abs_diff(log_probs.detach(), rollout)
-            metrics["probs_diff"] = (log_probs.detach().exp() - rollout.exp()).abs()
-        if algorithm.use_tis:
-            assert rollout is not None
-            correction = truncated_importance_weights(
-                old, rollout, tis_clip=algorithm.tis_clip, tis_clip_low=algorithm.tis_clip_low
+            gap["train_rollout_logprob_abs_diff"] = log_prob_abs_diff(
+                current if algorithm.use_rollout_logprobs else train, rollout
             )
-            token_loss = token_loss * correction.weights
-            metrics |= correction.metrics
-        total = weighted_sum(token_loss, weights)
-        sums = {"pg_loss": total.detach()} | {name: weighted_sum(values, weights) for name, values in metrics.items()}
+            gap["probs_diff"] = (current.exp() - rollout.exp()).abs()
+        metrics = {"ppo_kl": loss.ppo_kl, "pg_clipfrac": loss.pg_clipfrac}
+        if algorithm.use_opsm:
+            kept = self._kept(view, log_probs, old)
+            token_loss, metrics["opsm_clipfrac"] = token_loss * kept, 1 - kept
+        mask = columns["mask"]
+        if corrections.is_on(algorithm):
+            gap["ois"] = exp_log_ratio(-loss.ppo_kl)
+            token_loss, mask, found = self._correct(view, token_loss, train)
+            gap |= found
+        weights = columns["weight"] * mask
+        total = self._reduce(view, token_loss, mask, weights)
+        sums = {name: weighted_sum(values, columns["weight"]) for name, values in gap.items()}
+        sums |= {"pg_loss": total.detach()} | {n: weighted_sum(values, weights) for n, values in metrics.items()}
         if entropies is not None:
             sums["entropy_loss"] = weighted_sum(entropies.detach(), weights)
             if algorithm.entropy_coef:
                 total = total - algorithm.entropy_coef * weighted_sum(entropies, weights)
-        self._note(micro_batch, metrics, entropies, mask, sample_index, columns["position"])
+        if algorithm.use_kl_loss:
+            kl = weighted_sum(self._kl(view, log_probs, old), weights)
+            sums["kl_loss"] = kl.detach()
+            total = total + algorithm.kl_loss_coef * kl
+        self._note(view, gap.get("train_rollout_logprob_abs_diff"), entropies, loss.pg_clipfrac)
         return total, sums
 
-    def _note(
-        self,
-        micro_batch: PackedMicroBatch,
-        metrics: Mapping[str, Tensor],
-        entropies: Tensor | None,
-        mask: Tensor,
-        sample_index: Tensor,
-        position: Tensor,
-    ) -> None:
-        if not len(sample_index):
+    def _policy_loss(self, view: TokenView, log_probs: Tensor, old: Tensor) -> PolicyLoss:
+        algorithm = self.config.algorithm
+        return policy_loss(
+            algorithm.advantage_estimator,
+            log_probs,
+            old,
+            view.columns["advantages"],
+            clip=ClipRange(
+                eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high, eps_clip_c=algorithm.eps_clip_c
+            ),
+            loss_mask=view.columns["mask"],
+            sample_index=view.sample_index,
+            sample_count=view.sample_count,
+        )
+
+    def _kept(self, view: TokenView, log_probs: Tensor, old: Tensor) -> Tensor:
+        return off_policy_kept(
+            log_probs,
+            old,
+            view.columns["advantages"],
+            loss_mask=view.columns["mask"],
+            sample_index=view.sample_index,
+            sample_count=view.sample_count,
+            opsm_delta=self.config.algorithm.opsm_delta,
+        )
+
+    def _kl(self, view: TokenView, log_probs: Tensor, old: Tensor) -> Tensor:
+        algorithm = self.config.algorithm
+        ratio = exp_log_ratio(log_probs - old) if algorithm.use_unbiased_kl else None
+        return approx_kl(log_probs, view.columns["ref_log_probs"], algorithm.kl_loss_type, ratio)
+
+    def _correct(
+        self, view: TokenView, token_loss: Tensor, train: Tensor
+    ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+        """The token losses [N], the mask [N] of what still counts, and metrics [N]."""
+        if (function := self.hooks.find("custom_tis_function_path")) is not None:
+            return corrections.custom_correction(
+                function, self.hooks.args, view, self._table(view, train.device), token_loss, train
+            )
+        found = corrections.corrected(self.config.algorithm, view, train, mean_weight=self.mean_weight)
+        mask = view.columns["mask"] if found.mask is None else found.mask
+        return token_loss * found.weights, mask, found.metrics
+
+    def _reduce(self, view: TokenView, token_loss: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
+        """The policy loss as a scalar."""
+        if (function := self.hooks.find("custom_pg_loss_reducer_function_path")) is None:
+            return weighted_sum(token_loss, weights)
+        totals = self.batch.total_lengths[view.positions].tolist()
+        per_token = self.config.algorithm.calculate_per_token_loss
+        reduced = function(totals, view.lengths, view.split(mask), per_token)(token_loss)
+        return _scalar("custom_pg_loss_reducer_function_path", reduced) / self.denominator
+
+    def _custom(self, view: TokenView, logits: Tensor) -> Losses:
+        """slime's scale: its losses are sums that are divided by the step's rollouts, or tokens, afterwards."""
+        function = self.hooks.find("custom_loss_function_path")
+        assert function is not None
+        weights = view.columns["weight"] * self.denominator
+        batch = self._table(view, logits.device)
+        loss, metrics = function(self.hooks.args, batch, logits, lambda values: weighted_sum(values, weights))
+        values = {name: _scalar(name, value).detach() / self.denominator for name, value in metrics.items()}
+        return _scalar("custom_loss_function_path", loss) / self.denominator, values
+
+    def _table(self, view: TokenView, device: torch.device) -> dict[str, Any]:
+        """The micro-batch sample by sample, under slime's names."""
+        known = {name: rows for name, rows in self.columns.items() if name != "loss_masks"}
+        table = sample_table(self.batch, view.positions, device) | token_table(known, view.positions, device)
+        if self.config.algorithm.computes_advantages:
+            table.setdefault("advantages", view.split(view.columns["advantages"]))
+            table.setdefault("returns", table["advantages"])
+        return table
+
+    def _note(self, view: TokenView, gap: Tensor | None, entropies: Tensor | None, clipped: Tensor) -> None:
+        if not view.positions:
             return
-        count = int(sample_index[-1]) + 1
-        firsts = torch.searchsorted(sample_index, torch.arange(count, device=sample_index.device))
-        seen = torch.from_numpy(np.unique(micro_batch.sample_index)).to(sample_index.device)
-        positions = position[firsts[seen]].cpu().numpy()
-        values: dict[str, Any] = {
-            "log_prob_gap": metrics.get("train_rollout_logprob_abs_diff"),
-            "entropy": None if entropies is None else entropies.detach(),
-            "clip_share": metrics["pg_clipfrac"],
-        }
-        for name, per_token in values.items():
+        entropy = None if entropies is None else entropies.detach()
+        for name, per_token in {"log_prob_gap": gap, "entropy": entropy, "clip_share": clipped}.items():
             if per_token is not None:
-                sums = sample_sums(per_token.double() * mask, sample_index, count)
-                self.statistics.sums[name][positions] = sums[seen].cpu().numpy()
+                values = per_token.double() * view.columns["mask"]
+                sums = sample_sums(values, view.sample_index, view.sample_count)
+                self.statistics.sums[name][view.positions] = sums.cpu().numpy()
 
 
-def packed_sample(
-    batch: TrainBatch,
-    position: int,
-    weights: NDArray[np.float32],
-    old_log_probs: NDArray[np.float32] | None,
-) -> PackedSample:
-    """One sample with the columns that `Objective` reads. `weights` [R] contain every denominator of the loss."""
-    length = int(batch.response_lengths[position])
-    columns: dict[str, NDArray[Any]] = {
-        "position": np.full(length, position, np.int64),
-        "advantage": np.full(length, batch.rewards[position], np.float32),
-        "mask": batch.loss_masks[position].astype(np.float32),
-        "weight": weights,
-    }
-    if batch.rollout_log_probs is not None:
-        columns["rollout_log_probs"] = np.asarray(batch.rollout_log_probs[position], np.float32)
-    if old_log_probs is not None:
-        columns["old_log_probs"] = old_log_probs
-    return PackedSample(
-        tokens=np.asarray(batch.tokens[position], np.int64),
-        response_length=length,
-        share_key=int(batch.group_indices[position]),
-        columns=columns,
-    )
+def _scalar(what: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise DataError(f"{what} gave {type(value).__name__} {value!r:.80}, not a tensor with one number")
+    return value.reshape(())

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch.distributed as distributed
+from numpy.typing import NDArray
 
 from slime_stages import __version__
 from slime_stages.digest import digest_bytes, digest_json
@@ -25,8 +26,10 @@ from slime_stages.weights.partial import (
     read_steps,
     write_partial,
 )
+from stages.train.collectives import merged_over_ranks
 from stages.train.megatron import checkpoint
 from stages.train.megatron.step import StepResult, Trainer
+from stages.train.micro_batch import TokenColumns
 from stages.train.objective import SampleStatistics
 from stages.train.policy import parameter_digest
 from stages.train.steps import Steps, StepsTaken
@@ -67,10 +70,9 @@ def save_partial(stage: Stage, trainer: Trainer, steps: Steps) -> NoReturn:
         pending = checkpoint.save(trainer, folder, count, background=False)
         pending.wait_for_weights(content)
         pending.wait()
-        old_log_probs: list[Any] = [None] * trainer.data_parallel_size
-        distributed.all_gather_object(old_log_probs, steps.old_log_probs, group=trainer.data_parallel_group)
+        columns = {name: merged_over_ranks(rows) for name, rows in sorted(steps.columns.items())}
         if distributed.get_rank() == 0:
-            packed = _packed(steps, {p: row for part in old_log_probs for p, row in part.items()})
+            packed = _packed(steps, columns)
             record = PartialTraining(
                 made_from=_made_from(stage),
                 step_count=count,
@@ -119,29 +121,34 @@ def _made_from(stage: Stage) -> str:
     return digest_json({"inputs": stage.inputs, "config": stage.config_digest, "version": __version__})
 
 
-def _packed(steps: Steps, old_log_probs: dict[int, Any]) -> bytes:
-    positions = sorted(old_log_probs)
-    rows = [old_log_probs[position] for position in positions]
-    sums: dict[str, Any] = {f"sum_{name}": values for name, values in steps.statistics.sums.items()}
+def _packed(steps: Steps, columns: TokenColumns) -> bytes:
+    arrays: dict[str, Any] = {f"sum_{name}": values for name, values in steps.statistics.sums.items()}
+    for name, rows in columns.items():
+        positions = sorted(rows)
+        arrays[f"positions_{name}"] = np.array(positions, np.int64)
+        arrays[f"lengths_{name}"] = np.array([len(rows[position]) for position in positions], np.int64)
+        arrays[f"values_{name}"] = np.concatenate([np.zeros(0, np.float32), *(rows[p] for p in positions)])
     file = io.BytesIO()
-    np.savez(
-        file,
-        results=np.frombuffer(json.dumps([asdict(result) for result in steps.results]).encode(), np.uint8),
-        positions=np.array(positions, np.int64),
-        lengths=np.array([len(row) for row in rows], np.int64),
-        old_log_probs=np.concatenate(rows) if rows else np.zeros(0, np.float32),
-        **sums,
-    )
+    results = json.dumps([asdict(result) for result in steps.results]).encode()
+    np.savez(file, results=np.frombuffer(results, np.uint8), **arrays)
     return file.getvalue()
 
 
 def _unpacked(content: bytes, *, is_first: bool) -> StepsTaken:
     """The sums are those of all ranks together, and are added up at the end: the first one takes them."""
     with np.load(io.BytesIO(content)) as arrays:
-        rows = np.split(arrays["old_log_probs"], np.cumsum(arrays["lengths"])[:-1])
         sums = {name.removeprefix("sum_"): arrays[name] for name in arrays.files if name.startswith("sum_")}
+        names = [name.removeprefix("values_") for name in arrays.files if name.startswith("values_")]
         return StepsTaken(
             results=[StepResult(**values) for values in json.loads(arrays["results"].tobytes())],
             statistics=SampleStatistics({k: v if is_first else np.zeros_like(v) for k, v in sums.items()}),
-            old_log_probs=dict(zip(arrays["positions"].tolist(), rows, strict=bool(len(arrays["positions"])))),
+            columns={name: _rows(arrays, name) for name in names},
         )
+
+
+def _rows(arrays: Any, name: str) -> dict[int, NDArray[np.float32]]:
+    positions = arrays[f"positions_{name}"].tolist()
+    if not positions:
+        return {}
+    rows = np.split(arrays[f"values_{name}"], np.cumsum(arrays[f"lengths_{name}"])[:-1])
+    return dict(zip(positions, rows, strict=True))

@@ -16,14 +16,17 @@ from slime_stages.config import Config
 from slime_stages.errors import InternalError, MissingInputError, SlimeStagesError
 from slime_stages.lineage import command
 from slime_stages.stage import BACKGROUND_VARIABLE, Stage
-from slime_stages.weights.checkpoints import check_content, is_complete, iteration_folder
+from slime_stages.weights.checkpoints import check_content, critic_checkpoints, is_complete, iteration_folder
 from slime_stages.weights.folders import has_live_writer
 from stages.train.batch import IterationBatch
-from stages.train.megatron import checkpoint
+from stages.train.hooks import Hooks
+from stages.train.megatron import checkpoint, parallel
+from stages.train.megatron.optimizer_state import reset_optimizer_state
 from stages.train.megatron.packing import PackedSample, pack_samples
 from stages.train.megatron.pending_save import PendingSave
 from stages.train.megatron.settings import TrainerSettings
 from stages.train.megatron.step import Trainer
+from stages.train.other_models import OtherModels
 from stages.train.sampler import sampler_probs_diff, sampler_weights
 
 CHECKPOINT_WAIT_SECONDS = 600.0
@@ -41,6 +44,10 @@ class SavedPolicy:
     """A few sequences with the trained model's log-probs, for whoever publishes its weights to check them by."""
     checkpoint: PendingSave
     """Of the trained policy: in its place once the training is committed, and only that of the attempt that won."""
+    critic: PendingSave | None
+    """Likewise, whole already."""
+    critic_content: str
+    """Digest of the critic's parameters; empty without one."""
 
 
 def load_policy(stage: Stage, data: IterationBatch) -> tuple[Trainer, float | None]:
@@ -48,14 +55,19 @@ def load_policy(stage: Stage, data: IterationBatch) -> tuple[Trainer, float | No
 
     With it the gap between engine and trainer, if the samples come from older weights that are still kept.
     """
-    version, sampler = stage.plan.start_version, sampler_weights(stage)
-    settings = trainer_settings(stage.config)
+    config, version, sampler = stage.config, stage.plan.start_version, sampler_weights(stage)
+    settings, hooks = trainer_settings(config), Hooks(config)
+    parallel.initialize(settings.tensor_model_parallel_size, seed=settings.seed)
+    hooks.megatron_is_ready()
     if version > 0:
         _wait_for_checkpoint(stage, version)
+    others = OtherModels(stage=stage, sampler=sampler)
     folder = sampler or stage.run.weights_path(0)
-    trainer = Trainer(folder, settings, load_weights=version == 0 or sampler is not None)
+    is_used = version == 0 or sampler is not None or others.begin_with_first
+    trainer = Trainer(folder, settings, load_weights=is_used, provider=hooks.find("custom_model_provider_path"))
     is_comparable = stage.plan.staleness > 0 and on_all_ranks(sampler is not None)
     gap = sampler_probs_diff(trainer, data) if is_comparable else None
+    others.keep(trainer)
     if version > 0:
         try:
             check_content(iteration_folder(stage.run.checkpoints_path, version), stage.inputs["policy"])
@@ -63,19 +75,33 @@ def load_policy(stage: Stage, data: IterationBatch) -> tuple[Trainer, float | No
         except SlimeStagesError as error:
             error.hint = command(stage.run, "train", version - 1, None, force=True)
             raise
+    others.keep_policy(trainer)
+    if config.optimizer.reset_optimizer_states:
+        reset_optimizer_state(trainer.optimizer)
     return trainer, gap
 
 
-def save_policy(stage: Stage, trainer: Trainer, data: IterationBatch) -> SavedPolicy:
+def save_policy(stage: Stage, trainer: Trainer, critic: Trainer | None, data: IterationBatch) -> SavedPolicy:
     """Write the next version's checkpoint. Where processes may outlive their stage, the optimizer's part follows."""
-    version = stage.plan.trained_version
+    version, saved_critic, critic_content = stage.plan.trained_version, None, ""
+    if critic is not None:
+        folder, critic_content = critic_checkpoints(stage.run.checkpoints_path), parameter_digest(critic)
+        saved_critic = checkpoint.save(critic, folder, version, background=False)
+        saved_critic.prepare(critic_content, whole=True)
     background = stage.config.checkpoint.async_save
     pending = checkpoint.save(trainer, stage.run.checkpoints_path, version, background=background)
     content = parameter_digest(trainer)
     probes = probe(trainer, choose_probes(data))
     follows = background and os.environ.get(BACKGROUND_VARIABLE) and torch.distributed.get_world_size() == 1
     pending.prepare(content, whole=not follows)
-    return SavedPolicy(version=version, content=content, probes=probes, checkpoint=pending)
+    return SavedPolicy(
+        version=version,
+        content=content,
+        probes=probes,
+        checkpoint=pending,
+        critic=saved_critic,
+        critic_content=critic_content,
+    )
 
 
 def trainer_settings(config: Config) -> TrainerSettings:
@@ -95,6 +121,8 @@ def trainer_settings(config: Config) -> TrainerSettings:
         clip_grad=optimizer.clip_grad,
         use_distributed_optimizer=train.use_distributed_optimizer,
         rollout_temperature=config.rollout.rollout_temperature,
+        only_train_params_name_list=train.only_train_params_name_list,
+        freeze_params_name_list=train.freeze_params_name_list,
         seed=train.seed,
     )
     if optimizer.lr_decay_iters is None:

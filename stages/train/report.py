@@ -17,6 +17,7 @@ from slime_stages.stage import Stage, append_metrics, defer
 from slime_stages.weights.partial import discard_partial, partial_folder
 from stages.train.algorithm.metrics import zero_std_counts
 from stages.train.batch import IterationBatch
+from stages.train.critic import CONTENT, critic_metrics
 from stages.train.policy import SavedPolicy
 from stages.train.steps import Steps
 
@@ -28,6 +29,7 @@ def commit_training(
 ) -> Path:
     """Write `samples.parquet` and commit it with the checkpoint, on the first rank; the others return when it has."""
     checkpoint = saved.checkpoint
+    pending = [checkpoint] if saved.critic is None else [checkpoint, saved.critic]
     if torch.distributed.get_rank() == 0:
         reasons = drop_reasons(data, steps)
         metrics = training_metrics(data, steps) | staleness_metrics(stage.plan, sampler_gap)
@@ -38,7 +40,7 @@ def commit_training(
             stage.commit(
                 data=temporary,
                 name="samples.parquet",
-                folders={checkpoint.target: checkpoint.prepare(whole=False)},
+                folders={each.target: each.prepare(whole=False) for each in pending},
                 rows=data.sample_count,
                 tokens=int(data.batch.total_lengths.sum()),
                 content=saved.content,
@@ -48,22 +50,33 @@ def commit_training(
                     "policy_version": saved.version,
                     "probes": saved.probes,
                     "samples_content": content_digest(temporary, TRAIN),
+                    **({CONTENT: saved.critic_content} if saved.critic is not None else {}),
                 },
             )
-        if not checkpoint.is_in_place():
-            checkpoint.abandon()
-        elif checkpoint.is_whole:
-            checkpoint.finish()
-        else:
-            defer(checkpoint.finish)
+        _settle(saved)
         discard_partial(partial_folder(stage.run, stage.plan.iteration))
     torch.distributed.barrier()
     return stage.manifest_path
 
 
+def _settle(saved: SavedPolicy) -> None:
+    """After the commit: complete what has its place, delete what another attempt has won over."""
+    checkpoint, critic = saved.checkpoint, saved.critic
+    if critic is not None and critic.is_in_place():
+        critic.finish()
+    if not checkpoint.is_in_place():
+        checkpoint.abandon()
+        if critic is not None:
+            critic.abandon()
+    elif checkpoint.is_whole:
+        checkpoint.finish()
+    else:
+        defer(checkpoint.finish)
+
+
 def probs_diff(steps: Steps) -> float | None:
     """Mean |p train - p rollout| of the first step; with staleness 0 the trainer still was the sampler's policy."""
-    return steps.results[0].metrics.get("probs_diff")
+    return steps.results[0].metrics.get("probs_diff") if steps.results else None
 
 
 def drop_reasons(data: IterationBatch, steps: Steps) -> list[str | None]:
@@ -77,15 +90,19 @@ def drop_reasons(data: IterationBatch, steps: Steps) -> list[str | None]:
 
 def training_metrics(data: IterationBatch, steps: Steps) -> dict[str, float | None]:
     """Means over the iteration's steps, under slime's keys."""
-    batch, results = data.batch, steps.results
+    batch, results = steps.batch, steps.results
     names = sorted({name for result in results for name in result.metrics})
     metrics: dict[str, float | None] = {
         f"train/{name}": float(np.mean([result.metrics.get(name, 0.0) for result in results])) for name in names
     }
     scored = ~np.isnan(data.raw_rewards)
+    if results:
+        metrics |= {
+            "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
+            "train/lr-pg_0": results[-1].lr,
+        }
+    metrics |= critic_metrics(steps.critic_results)
     metrics |= {
-        "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
-        "train/lr-pg_0": results[-1].lr,
         "train/global_batch_size": float(steps.schedule.global_batch_sizes[0]),
         "train/steps": float(len(results)),
         "train/skipped_steps": float(sum(not result.updated for result in results)),
@@ -94,6 +111,8 @@ def training_metrics(data: IterationBatch, steps: Steps) -> dict[str, float | No
         "rollout/truncated": float(batch.truncated.mean()),
         "rollout/response_lengths": float(batch.response_lengths.mean()),
         "rollout/total_lengths": float(batch.total_lengths.mean()),
+        "rollout/rewards": float(batch.rewards.mean()),
+        **{f"rollout/{name}": value for name, value in steps.column_means.items()},
     }
     counts = zero_std_counts(data.raw_rewards[scored], batch.group_indices[scored])
     groups = len(np.unique(batch.group_indices))
@@ -110,12 +129,14 @@ def staleness_metrics(plan: Plan, sampler_gap: float | None) -> dict[str, float 
 
 def sample_columns(stage: Stage, data: IterationBatch, steps: Steps, reasons: list[str | None]) -> dict[str, Any]:
     """The columns of `TRAIN`."""
-    batch, table, count = data.batch, data.table, data.sample_count
+    batch, table, count = steps.batch, data.table, data.sample_count
     trained = np.maximum(batch.loss_mask_sums, 1)
     seen = (steps.step_of >= 0) & (batch.loss_mask_sums > 0)
     means = {name: np.where(seen, sums / trained, np.nan) for name, sums in steps.statistics.sums.items()}
     if batch.rollout_log_probs is None:
         means["log_prob_gap"] = np.full(count, np.nan)
+    if stage.config.algorithm.loss_type != "policy_loss" or not steps.results:
+        means = dict.fromkeys(means, np.full(count, np.nan))
     used = [reason is None for reason in reasons]
     return {
         "iteration": np.full(count, stage.plan.iteration, np.int32),

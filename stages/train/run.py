@@ -87,7 +87,8 @@ def worker_stage(call: StageCall) -> Stage:
 def train(stage: Stage) -> Path:
     """What every trainer process does; the first one also writes and commits."""
     from stages.train.batch import read_iteration
-    from stages.train.gate import check_log_probs, check_samples
+    from stages.train.critic import load_critic
+    from stages.train.gate import check_log_probs, check_samples, fitted
     from stages.train.partial import load_partial, save_partial
     from stages.train.policy import load_policy, save_policy
     from stages.train.report import commit_training, probs_diff
@@ -98,18 +99,29 @@ def train(stage: Stage) -> Path:
     with stage.timed("read"):
         data = read_iteration(stage.run, plan, config)
         check_samples(data, plan, config)
+        config = fitted(config, data, plan)
     with stage.timed("load"):
         trainer, sampler_gap = load_policy(stage, data)
+        critic = load_critic(stage, trainer.settings)
         taken = load_partial(stage, trainer)
     with listening(lambda: None):  # signals are looked at between steps; after the last one, committing is the way out
         with stage.timed("steps"):
             stopping = Stopping(save_seconds=2 * stage.seconds["load"])
-            steps = train_steps(trainer, data, config, title=stage.call.title, taken=taken, should_stop=stopping)
+            steps = train_steps(
+                trainer,
+                data,
+                config,
+                title=stage.call.title,
+                iteration=plan.iteration,
+                critic=critic,
+                taken=taken,
+                should_stop=stopping,
+            )
         if not steps.are_complete:
             save_partial(stage, trainer, steps)
         check_log_probs(sampler_gap if plan.staleness > 0 else probs_diff(steps), plan, config)
         with stage.timed("save"):
-            saved = save_policy(stage, trainer, data)
+            saved = save_policy(stage, trainer, critic, data)
         return commit_training(stage, data, steps, saved, sampler_gap)
 
 

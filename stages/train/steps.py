@@ -1,28 +1,30 @@
-"""The optimizer steps of an iteration: schedule, pack, and what to skip.
-
-A sample whose every loss term is zero, because its group agrees or its mask is empty, needs no backward pass. It
-still passes forward: denominators and metrics are the same as if it had.
-"""
+"""The optimizer steps of an iteration: one after the other, until told to stop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from slime_stages.config import Config
+from slime_stages.errors import DataError
 from slime_stages.progress import Progress
+from stages.train import corrections
 from stages.train.algorithm.conversion import TrainBatch
-from stages.train.algorithm.reducers import count_step_tokens, token_weights
-from stages.train.algorithm.schedule import DataParallelSchedule, ScheduleOptions, build_dp_schedule
+from stages.train.algorithm.schedule import DataParallelSchedule
 from stages.train.batch import IterationBatch
-from stages.train.megatron.packing import PackedMicroBatch, PackedSample, pack_samples
-from stages.train.megatron.step import StepResult, Trainer
-from stages.train.objective import Objective, SampleStatistics, packed_sample
+from stages.train.collectives import sum_over_ranks
+from stages.train.critic import ValueObjective
+from stages.train.hooks import Hooks
+from stages.train.megatron.packing import PackedMicroBatch
+from stages.train.megatron.step import EntropyMode, StepResult, Trainer
+from stages.train.micro_batch import TokenColumns, TokenView
+from stages.train.objective import Objective, SampleStatistics
+from stages.train.prepare import CPU, Preparation, column_means, with_masks
+from stages.train.work import Work, micro_batches_of, needs_backward, schedule_of, steps_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,8 +34,8 @@ class StepsTaken:
     results: list[StepResult] = field(default_factory=list)
     statistics: SampleStatistics = field(repr=False)
     """Of this rank's samples."""
-    old_log_probs: dict[int, NDArray[np.float32]] = field(repr=False)
-    """[R] by position: the policy before the first step, for the samples of this rank; see `_old_log_probs`."""
+    columns: TokenColumns = field(repr=False)
+    """Of this rank's samples, as they were before the first step; see `Preparation`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +43,9 @@ class Steps:
     """What the steps of an iteration did."""
 
     results: list[StepResult]
+    total_count: int
+    """Steps that there are to take: none while ppo trains its critic alone."""
+    critic_results: list[StepResult]
     schedule: DataParallelSchedule
     statistics: SampleStatistics = field(repr=False)
     """Of all samples, over all ranks."""
@@ -48,14 +53,14 @@ class Steps:
     """[S] went through the backward pass."""
     step_of: NDArray[np.int32]
     """[S] optimizer step; -1 for none."""
-    old_log_probs: dict[int, NDArray[np.float32]] = field(repr=False)
+    columns: TokenColumns = field(repr=False)
     """As in `StepsTaken`."""
+    batch: TrainBatch = field(repr=False)
+    """As trained on."""
+    column_means: dict[str, float]
+    """Of all columns, over all ranks: each rollout's mean over its trained tokens weighs the same."""
     is_further: bool
     """Steps were taken here, after those of an earlier attempt."""
-
-    @property
-    def total_count(self) -> int:
-        return len(self.schedule.num_microbatches)
 
     @property
     def are_complete(self) -> bool:
@@ -69,159 +74,152 @@ def train_steps(
     config: Config,
     *,
     title: str,
+    iteration: int = 0,
+    critic: Trainer | None = None,
     taken: StepsTaken | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Steps:
     """Take the steps after `taken`, until `should_stop`, which is asked before each and tells all ranks the same.
 
-    All ranks call it with the same data.
+    All ranks call it with the same data. A critic takes its steps first, and all of them at once.
     """
-    batch = data.batch
-    lengths, rollouts = batch.total_lengths.tolist(), batch.rollout_ids.tolist()
-    schedule = build_dp_schedule(lengths, rollouts, schedule_options(config, trainer))
-    step_of = _step_of(schedule, data.sample_count)
-    backward = needs_backward(batch, config)
-    taken = taken or _none_taken(trainer, data, schedule, config)
-    first, total = len(taken.results), len(schedule.num_microbatches)
-    objective = Objective(config=config, statistics=taken.statistics)
+    hooks, size = Hooks(config), trainer.data_parallel_size
+    schedule = schedule_of(data.batch, config, dp_size=size, model=trainer.config)
+    taken = taken or _none_taken(trainer, critic, data, schedule, hooks, iteration)
+    work = _work(trainer, with_masks(data.batch, taken.columns), schedule, taken, config)
+    first, total = len(taken.results), _planned(schedule, config, iteration)
+    criticised = _train_critic(critic, work)
     with Progress(title, total=total, unit="steps") as progress:
         progress.update(first)
         for step in range(first, total):
-            if should_stop():
+            if critic is None and should_stop():
                 break
-            weights = step_weights(batch, np.flatnonzero(step_of == step), config)
-            samples = {p: packed_sample(batch, p, w, taken.old_log_probs.get(p)) for p, w in weights.items()}
-            mine = schedule.micro_batches(trainer.data_parallel_rank, step)
-            result = _take_step(trainer, objective, *_packed(mine, samples, backward))
+            result = _take_step(trainer, work, hooks, taken.statistics, iteration, step)
             taken.results.append(result)
             progress.advance(loss=f"{result.metrics.get('loss', 0.0):.4f}", grad_norm=f"{result.grad_norm:.3f}")
+    return _outcome(work, taken, criticised, total=total, first=first)
+
+
+def _outcome(work: Work, taken: StepsTaken, criticised: list[StepResult], *, total: int, first: int) -> Steps:
     _gather(taken.statistics)
     return Steps(
         results=taken.results,
-        schedule=schedule,
+        total_count=total,
+        critic_results=criticised,
+        schedule=work.schedule,
         statistics=taken.statistics,
-        backward=backward & (step_of >= 0),
-        step_of=step_of,
-        old_log_probs=taken.old_log_probs,
+        backward=work.backward & (work.step_of >= 0) & (total > 0),
+        step_of=work.step_of,
+        columns=taken.columns,
+        batch=work.batch,
+        column_means=column_means(work.batch, taken.columns, micro_batches_of(work.schedule, work.rank)),
         is_further=len(taken.results) > first,
     )
 
 
-def _none_taken(trainer: Trainer, data: IterationBatch, schedule: DataParallelSchedule, config: Config) -> StepsTaken:
-    return StepsTaken(
-        statistics=SampleStatistics.empty(data.sample_count),
-        old_log_probs=_old_log_probs(trainer, data.batch, schedule, config),
+def _planned(schedule: DataParallelSchedule, config: Config, iteration: int) -> int:
+    """Steps of the policy: none while its critic begins alone."""
+    return 0 if iteration < config.algorithm.num_critic_only_steps else len(schedule.num_microbatches)
+
+
+def _none_taken(
+    trainer: Trainer,
+    critic: Trainer | None,
+    data: IterationBatch,
+    schedule: DataParallelSchedule,
+    hooks: Hooks,
+    iteration: int,
+) -> StepsTaken:
+    preparation = Preparation(
+        trainer=trainer,
+        critic=critic,
+        batch=data.batch,
+        config=hooks.config,
+        hooks=hooks,
+        micro_batches=micro_batches_of(schedule, trainer.data_parallel_rank),
+        step_count=len(schedule.num_microbatches),
+        iteration=iteration,
+    )
+    return StepsTaken(statistics=SampleStatistics.empty(data.sample_count), columns=preparation.columns())
+
+
+def _work(
+    trainer: Trainer, batch: TrainBatch, schedule: DataParallelSchedule, taken: StepsTaken, config: Config
+) -> Work:
+    return Work(
+        config=config,
+        schedule=schedule,
+        rank=trainer.data_parallel_rank,
+        batch=batch,
+        columns=taken.columns,
+        step_of=steps_of(schedule, len(batch.tokens)),
+        backward=needs_backward(batch, config),
     )
 
 
 def _take_step(
-    trainer: Trainer, objective: Objective, with_gradient: list[PackedMicroBatch], without: list[PackedMicroBatch]
+    trainer: Trainer, work: Work, hooks: Hooks, statistics: SampleStatistics, iteration: int, step: int
 ) -> StepResult:
-    config = objective.config
-    return trainer.train_step(
+    config = work.config
+    with_gradient, without = work.packed(step, backward=True), work.packed(step, backward=False)
+    objective = Objective(
+        config=config,
+        hooks=hooks,
+        batch=work.batch,
+        columns=work.columns,
+        statistics=statistics,
+        denominator=work.denominator(step),
+        mean_weight=_mean_weight(config, with_gradient + without),
+    )
+    result = trainer.train_step(
         with_gradient,
         objective,
         forward_only=without,
-        entropy="gradient" if config.algorithm.entropy_coef else "value",
+        entropy=_entropy(config),
+        on_logits=config.algorithm.loss_type == "custom_loss",
         increment=config.global_batch_size,
+        before=lambda: hooks.before_step(trainer, iteration, step),
     )
+    return _checked(result, config, f"step {step + 1}")
 
 
-def schedule_options(config: Config, trainer: Trainer) -> ScheduleOptions:
-    return ScheduleOptions(
-        global_batch_size=config.global_batch_size,
-        dp_size=trainer.data_parallel_size,
-        micro_batch_size=config.train.micro_batch_size,
-        use_dynamic_batch_size=config.train.use_dynamic_batch_size,
-        max_tokens_per_gpu=config.train.max_tokens_per_gpu,
-        balance_data=config.train.balance_data,
-    )
+def _train_critic(critic: Trainer | None, work: Work) -> list[StepResult]:
+    results, objective = [], ValueObjective(config=work.config)
+    for step in range(len(work.schedule.num_microbatches) if critic is not None else 0):
+        assert critic is not None
+        increment = work.config.global_batch_size
+        result = critic.train_step(work.packed(step), objective, on_logits=True, increment=increment)
+        results.append(_checked(result, work.config, f"the critic's step {step + 1}"))
+    return results
 
 
-def needs_backward(batch: TrainBatch, config: Config) -> NDArray[np.bool_]:
-    """[S] whether the gradient of any loss term of the sample can differ from zero."""
-    needed: NDArray[np.bool_] = batch.loss_mask_sums > 0
-    return needed if config.algorithm.entropy_coef else needed & (batch.rewards != 0)
-
-
-def step_weights(batch: TrainBatch, positions: NDArray[np.int64], config: Config) -> dict[int, NDArray[np.float32]]:
-    """The weight of every response token of a step's samples in the step's loss: position → [R]."""
-    masks = [batch.loss_masks[position] for position in positions]
-    lengths = [len(mask) for mask in masks]
-    weights = token_weights(
-        torch.from_numpy(np.concatenate(masks)),
-        torch.from_numpy(np.repeat(np.arange(len(positions)), lengths)),
-        torch.from_numpy(batch.rollout_mask_sums[positions]),
-        global_batch_size=config.global_batch_size,
-        calculate_per_token_loss=config.algorithm.calculate_per_token_loss,
-        step_token_count=count_step_tokens(torch.from_numpy(batch.loss_mask_sums[positions])),
-    ).numpy()
-    parts = np.split(weights, np.cumsum(lengths)[:-1])
-    return dict(zip(positions.tolist(), parts, strict=True))
-
-
-def _packed(
-    micro_batches: list[list[int]], samples: dict[int, PackedSample], backward: NDArray[np.bool_]
-) -> tuple[list[PackedMicroBatch], list[PackedMicroBatch]]:
-    """The rank's micro-batches, each split by whether its samples need a backward pass; empty parts left out."""
-    halves: tuple[list[PackedMicroBatch], list[PackedMicroBatch]] = ([], [])
-    for positions in micro_batches:
-        for half, wanted in zip(halves, (True, False), strict=True):
-            chosen = [samples[p] for p in positions if bool(backward[p]) is wanted and samples[p].response_length]
-            if chosen:
-                half.append(pack_samples(chosen))
-    return halves
-
-
-def _old_log_probs(
-    trainer: Trainer, batch: TrainBatch, schedule: DataParallelSchedule, config: Config
-) -> dict[int, NDArray[np.float32]]:
-    """[R] by position, for the samples of this rank: the policy before the first step.
-
-    Empty where they are the new ones, detached: with one step only, the ratio is 1.
-    """
+def _mean_weight(config: Config, micro_batches: list[PackedMicroBatch]) -> float | None:
+    """Of the step, for tis_batch_normalize; all ranks call it."""
     algorithm = config.algorithm
-    steps = len(schedule.num_microbatches)
-    mine = [
-        p for step in range(steps) for bin_ in schedule.micro_batches(trainer.data_parallel_rank, step) for p in bin_
-    ]
-    if algorithm.use_rollout_logprobs and batch.rollout_log_probs is not None:
-        return {p: np.asarray(batch.rollout_log_probs[p], np.float32) for p in mine}
-    if steps == 1 and algorithm.advantage_estimator != "gspo":
-        return {}
-    old: dict[int, NDArray[np.float32]] = {}
-    for step in range(steps):
-        for positions in schedule.micro_batches(trainer.data_parallel_rank, step):
-            chosen = [p for p in positions if batch.response_lengths[p]]
-            if not chosen:
-                continue
-            empty = {p: np.zeros(int(batch.response_lengths[p]), np.float32) for p in chosen}
-            packed = pack_samples([packed_sample(batch, p, empty[p], None) for p in chosen])
-            [log_probs] = trainer.log_probs([packed])
-            parts = np.split(log_probs.float().cpu().numpy(), np.cumsum(batch.response_lengths[chosen])[:-1])
-            old |= dict(zip(chosen, parts, strict=True))
-    return old
+    if not (algorithm.use_tis and algorithm.tis_batch_normalize) or algorithm.custom_tis_function_path is not None:
+        return None
+    moments = [corrections.moments_of(algorithm, TokenView.of(each, CPU)) for each in micro_batches]
+    total, count = sum_over_ranks(torch.stack([torch.zeros(2, dtype=torch.float64), *moments]).sum(0)).tolist()
+    return total / count if count and total else 1.0
 
 
-def _step_of(schedule: DataParallelSchedule, count: int) -> NDArray[np.int32]:
-    step_of = np.full(count, -1, np.int32)
-    for rank in range(len(schedule.partitions)):
-        for step in range(len(schedule.num_microbatches)):
-            for positions in schedule.micro_batches(rank, step):
-                step_of[positions] = step
-    return step_of
+def _checked(result: StepResult, config: Config, what: str) -> StepResult:
+    if not result.updated and config.optimizer.check_for_nan_in_loss_and_grad:
+        raise DataError(
+            f"gradients of {what} are not finite (norm {result.grad_norm}); nothing was trained",
+            hint="look at the rewards and log-probs of its samples, or leave such steps out: "
+            "--no-check-for-nan-in-loss-and-grad",
+        )
+    return result
+
+
+def _entropy(config: Config) -> EntropyMode:
+    if config.algorithm.loss_type == "sft_loss":
+        return "none"
+    return "gradient" if config.algorithm.entropy_coef else "value"
 
 
 def _gather(statistics: SampleStatistics) -> None:
     """Add up what the data-parallel ranks noted; each sample was on one of them."""
-    from megatron.core import parallel_state
-
-    group: Any = parallel_state.get_data_parallel_group()
-    if group.size() == 1:
-        return
     for name, values in statistics.sums.items():
-        tensor = torch.from_numpy(values)
-        if torch.cuda.is_available():
-            tensor = tensor.cuda()
-        torch.distributed.all_reduce(tensor, group=group)
-        statistics.sums[name] = tensor.cpu().numpy()
+        statistics.sums[name] = sum_over_ranks(torch.from_numpy(values)).numpy()

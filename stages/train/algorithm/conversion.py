@@ -7,7 +7,8 @@ order, which is by `index`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -125,6 +126,9 @@ class TrainBatch:
 
     source_names: list[str]
     """[S] `unknown` where the sample does not say."""
+
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    """[S] each: what else the user's functions want to know of a sample."""
 
 
 def convert_samples(samples: SampleColumns, rewards: Floats) -> TrainBatch:

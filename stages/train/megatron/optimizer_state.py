@@ -3,7 +3,7 @@
 Megatron-Core's distributed optimiser expects fused optimisers that count steps per parameter group. torch's AdamW
 counts them per parameter, in a tensor, and a resumed run would drift without three things:
 
-1. a fresh AdamW has no state at all, so there is nothing to build the loading plan from: empty state is put in first;
+1. a fresh AdamW has no state at all, so there is nothing to save or to plan loading from: empty state is put in first;
 2. the loaded shards carry no `step`, on which `_set_main_param_and_optimizer_states` then fails: the present one is
    passed through;
 3. after loading, all parameters share one step tensor, so that each step would count once for every parameter: each
@@ -28,9 +28,8 @@ SHARDING = {
 
 
 def sharded_optimizer_state(optimizer: Any, model_state: Any, *, is_loading: bool) -> Any:
-    """What to save of the optimiser, or where to load it to."""
-    if is_loading:
-        _fill_empty_state(optimizer)
+    """What to save of the optimiser, which may not have taken a step yet, or where to load it to."""
+    _fill_empty_state(optimizer)
     return optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=SHARDING)
 
 
@@ -45,6 +44,19 @@ def load_optimizer_state(optimizer: Any, state: Any) -> None:
         for parameter_state in each.state.values():
             if isinstance(parameter_state.get("step"), torch.Tensor):
                 parameter_state["step"] = parameter_state["step"].clone()
+
+
+@torch.no_grad()
+def reset_optimizer_state(optimizer: Any) -> None:
+    """Moments and steps are 0 again; parameters and learning rates stay."""
+    for each in _inner_optimizers(optimizer):
+        for parameter_state in each.state.values():
+            for value in parameter_state.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+        for group in each.param_groups:
+            if "step" in group:
+                group["step"] = 0
 
 
 def _inner_optimizers(optimizer: Any) -> Iterator[torch.optim.Optimizer]:

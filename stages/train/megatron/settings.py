@@ -51,4 +51,10 @@ class TrainerSettings:
     rollout_temperature: float = 1.0
     """Logits are divided by it before log-probs are taken, as the engine did."""
 
+    only_train_params_name_list: tuple[str, ...] | None = None
+    """Patterns of the names of the parameters that are trained."""
+
+    freeze_params_name_list: tuple[str, ...] | None = None
+    """Patterns of those that are not."""
+
     seed: int = 1234

@@ -13,6 +13,7 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from stages.train.megatron import parallel
+from stages.train.megatron.copies import WeightCopies
 from stages.train.megatron.packing import PackedMicroBatch, PackedSample, pack_samples
 from stages.train.megatron.settings import TrainerSettings
 
@@ -21,10 +22,15 @@ EntropyMode = Literal["none", "value", "gradient"]
 
 LossFunction = Callable[[PackedMicroBatch, Tensor, Tensor | None], tuple[Tensor, Mapping[str, Tensor]]]
 """From a micro-batch, log-probs [N] and entropies [N] (None unless asked for) to its share of the loss and of metrics.
+With `on_logits` it gets logits [N, V / tp] in their place, float32 and as the model gave them.
 
 The step's loss and metrics are the sums over all micro-batches of all data-parallel ranks: the function's weights
 contain every denominator.
 """
+
+
+ModelProvider = Callable[..., Any]
+"""Called with `pre_process` and `post_process`: whether this rank has the model's first and its last layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +56,16 @@ class Trainer:
     Every rank of the job makes the same calls. Ranks of one tensor-parallel group pass the same micro-batches.
     """
 
-    def __init__(self, folder: Path, settings: TrainerSettings, *, load_weights: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: TrainerSettings,
+        *,
+        load_weights: bool = True,
+        provider: ModelProvider | None = None,
+    ) -> None:
         """Join the job (see `parallel.initialize`) and load a Hugging Face folder: its config, and its weights unless
-        a checkpoint is loaded next."""
+        a checkpoint is loaded next. `provider` makes the model in place of `build_model`'s own."""
         parallel.initialize(settings.tensor_model_parallel_size, seed=settings.seed)
         from megatron.core import parallel_state
         from megatron.core.distributed import (
@@ -62,12 +75,14 @@ class Trainer:
         )
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
+        from stages.train.megatron.frozen import freeze_parameters
         from stages.train.megatron.model import build_model
         from stages.train.megatron.optimizer import build_optimizer, build_scheduler
 
         self.settings = settings
         self.device = parallel.device()
-        module = build_model(folder, settings, self.device, load_weights=load_weights)
+        module = build_model(folder, settings, self.device, load_weights=load_weights, provider=provider)
+        freeze_parameters(module, settings)
         self.config = module.config
         buckets = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=settings.use_distributed_optimizer
@@ -79,6 +94,7 @@ class Trainer:
         self.config.grad_scale_func = self.optimizer.scale_loss
         self._forward_backward = get_forward_backward_func()
         self.data_parallel_group = parallel_state.get_data_parallel_group()
+        self.copies = WeightCopies(self.model.module)
 
     @property
     def data_parallel_rank(self) -> int:
@@ -87,6 +103,13 @@ class Trainer:
     @property
     def data_parallel_size(self) -> int:
         return int(distributed.get_world_size(self.data_parallel_group))
+
+    def load_weights(self, folder: Path) -> None:
+        """Fill the model from another Hugging Face folder of the same architecture."""
+        from stages.train.megatron.model import load_huggingface_weights, unwrapped
+
+        load_huggingface_weights(unwrapped(self.model.module), folder)
+        self.optimizer.reload_model_params()
 
     def log_probs(self, micro_batches: Sequence[PackedMicroBatch]) -> list[Tensor]:
         """[N] for each micro-batch, without gradients."""
@@ -97,6 +120,12 @@ class Trainer:
         scores = self._score(micro_batches, "value")
         return [(log_probs, entropies) for log_probs, entropies in scores if entropies is not None]
 
+    @torch.no_grad()
+    def values(self, micro_batches: Sequence[PackedMicroBatch]) -> list[Tensor]:
+        """[N] for each micro-batch, of a value model, without gradients."""
+        self.model.eval()
+        return [self._logits(self.model, each).float().squeeze(-1) for each in micro_batches]
+
     def train_step(
         self,
         micro_batches: Sequence[PackedMicroBatch],
@@ -104,21 +133,27 @@ class Trainer:
         *,
         forward_only: Sequence[PackedMicroBatch] = (),
         entropy: EntropyMode = "none",
+        on_logits: bool = False,
         increment: int = 1,
+        before: Callable[[], object] = lambda: None,
     ) -> StepResult:
         """One optimizer step on the sum of all losses; a rank may have no micro-batch at all.
 
         `forward_only` micro-batches count in loss and metrics, but have no gradient: for samples whose gradient
-        is known to be zero. `increment` is what the learning-rate schedule advances by.
+        is known to be zero. `increment` is what the learning-rate schedule advances by. `before` is called once
+        gradients are 0.
         """
         from stages.train.megatron.optimizer import apply_gradients
+
+        scores: EntropyMode | None = None if on_logits else entropy
 
         self.model.train()
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        parts = self._run(micro_batches or [_stand_in()], loss_function if micro_batches else _no_loss, entropy)
+        before()
+        parts = self._run(micro_batches or [_stand_in()], loss_function if micro_batches else _no_loss, scores)
         with torch.no_grad():
-            parts += self._run(forward_only, loss_function, entropy, forward_only=True)
+            parts += self._run(forward_only, loss_function, scores, forward_only=True)
         lr = float(self.optimizer.param_groups[0]["lr"])
         grad_norm, updated = apply_gradients(self.optimizer, self.settings.clip_grad)
         if updated:
@@ -129,11 +164,14 @@ class Trainer:
         self,
         micro_batches: Sequence[PackedMicroBatch],
         loss_function: LossFunction,
-        entropy: EntropyMode,
+        entropy: EntropyMode | None,
         *,
         forward_only: bool = False,
     ) -> list[Mapping[str, Tensor]]:
-        """Megatron's schedule over the micro-batches; gradients end up summed over the data-parallel ranks."""
+        """Megatron's schedule over the micro-batches; gradients end up summed over the data-parallel ranks.
+
+        Without an entropy mode the loss function gets logits.
+        """
         if not micro_batches:
             return []
 
@@ -141,8 +179,10 @@ class Trainer:
             micro_batch = next(iterator)
 
             def compute_loss(logits: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-                log_probs, entropies = self._token_scores(logits, micro_batch, entropy)
-                loss, metrics = loss_function(micro_batch, log_probs, entropies)
+                if entropy is None:
+                    loss, metrics = loss_function(micro_batch, logits.float(), None)
+                else:
+                    loss, metrics = loss_function(micro_batch, *self._token_scores(logits, micro_batch, entropy))
                 # A token count of zero: nothing is divided by it.
                 no_tokens = torch.zeros((), dtype=torch.int, device=self.device)
                 return loss, no_tokens, {"loss": loss.detach(), **metrics}

@@ -13,7 +13,7 @@ from slime_stages.sample import Sample, Status
 from slime_stages.sample_table import samples_table
 from stages.train.batch import ROLLOUT_COLUMNS, IterationBatch, batch_of
 from stages.train.gate import check_log_probs, check_samples
-from stages.train.steps import needs_backward, step_weights
+from stages.train.work import needs_backward, step_weights
 from tests.slime_stages.config.settings import resolved
 
 PLAN = Plan(
