@@ -36,6 +36,7 @@ def sharded_optimizer_state(optimizer: Any, model_state: Any, *, is_loading: boo
 def load_optimizer_state(optimizer: Any, state: Any) -> None:
     """Take over moments and steps; learning rates, betas and decay stay those of the config in force."""
     settings = [[_settings(group) for group in each.param_groups] for each in _inner_optimizers(optimizer)]
+    _fill_missing_steps(state)
     with _step_passed_through(), torch.no_grad():
         optimizer.load_state_dict(state)
     for each, groups in zip(_inner_optimizers(optimizer), settings, strict=True):
@@ -79,6 +80,17 @@ def _fill_empty_state(optimizer: Any) -> None:
                 if not each.state[parameter]:
                     zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                     each.state[parameter].update(step=torch.tensor(0.0), **zeros)
+
+
+def _fill_missing_steps(state: dict[str, Any]) -> None:
+    """Megatron-Core leaves a common step of 0 out, and torch wants one: of an optimiser that was saved before its first
+    step, as a policy is while the critic alone is trained."""
+    for part in (state, *(value for value in state.values() if isinstance(value, dict))):
+        of_parameters = part.get("state")
+        if isinstance(of_parameters, dict) and "common_step" not in of_parameters:
+            for values in of_parameters.values():
+                if isinstance(values, dict):
+                    values.setdefault("step", torch.tensor(0.0))
 
 
 @contextmanager

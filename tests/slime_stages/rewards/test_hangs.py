@@ -22,8 +22,8 @@ CORPUS = {
     "recurse": {"error"},
     "deep_recursion_in_c": {"error", "timeout"},
     "fork_bomb": {"error", "timeout"},
-    "allocate_8_gib": {"oom"},
-    "eat_memory_in_a_child": {"oom"},
+    "allocate_8_gib": {"oom", "timeout"},
+    "eat_memory_in_a_child": {"oom", "timeout"},
     "crash": {"error"},
     "vanish": {"error"},
 }
