@@ -133,7 +133,8 @@ class Watch:
         self._run, self._kill = str(run), kill
         self._record = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._stage = os.getpid()
-        self._counts: dict[int, int] = {}
+        self._counts: dict[tuple[int, bool], int] = {}
+        """By process; work that is done is counted apart, since it may be told after the next file was written."""
 
     def begin(self) -> None:
         from slime_stages.progress import Progress
@@ -164,23 +165,23 @@ class Watch:
         return watched
 
     def _note(self, name: str, what: str, path: Any) -> None:
-        process = os.getpid()
-        self._counts[process] = self._counts.get(process, 0) + 1
-        os.write(self._record, f"{self._role()}\t{self._counts[process]}\t{name}\t{what}\n".encode())
-        if self._is_here("torn"):
+        process, is_done = os.getpid(), name == "done"
+        number = self._counts[process, is_done] = self._counts.get((process, is_done), 0) + 1
+        os.write(self._record, f"{self._role()}\t{number}\t{name}\t{what}\n".encode())
+        if self._is_here("torn", is_done=is_done):
             assert name == "fsync"
             os.truncate(resolved(path, None), os.path.getsize(resolved(path, None)) // 2)
-        if self._is_here("torn") or self._is_here("before"):
+        if self._is_here("torn", is_done=is_done) or self._is_here("before", is_done=is_done):
             os.kill(process, signal.SIGKILL)
-        if self._is_here("stopped"):
+        if self._is_here("stopped", is_done=is_done):
             os.kill(process, signal.SIGSTOP)
 
     def _role(self) -> str:
         return "stage" if os.getpid() == self._stage else "fork"
 
-    def _is_here(self, mode: str) -> bool:
-        here = {"role": self._role(), "number": self._counts.get(os.getpid(), 0), "mode": mode}
-        return self._kill == here
+    def _is_here(self, mode: str, *, is_done: bool = False) -> bool:
+        number = self._counts.get((os.getpid(), is_done), 0)
+        return self._kill == {"role": self._role(), "number": number, "mode": mode, "is_done": is_done}
 
 
 def resolved(path: Any, folder: int | None) -> str:

@@ -54,7 +54,8 @@ class KillPoint:
         return f"{self.mode} {self.event}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"role": self.event.role, "number": self.event.number, "mode": self.mode}
+        is_done = self.event.name == "done"
+        return {"role": self.event.role, "number": self.event.number, "mode": self.mode, "is_done": is_done}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,7 +164,7 @@ def test_an_engine_ends_with_the_rollout_that_started_it_and_the_next_attempt_sa
     assert killed.is_killed
     assert "engine-000000-00000.log" in [path.name for path in cold.log_path("x").parent.iterdir()]
     assert killed.survivors == again.survivors == []  # the server and all its processes are gone within seconds
-    assert journalled(killed.events) == 1
+    assert journalled(killed.events) in (1, 2)  # a second one may be finished when the first is told
     contents = [read_manifest(manifest_path(each, call)).content for each in (cold, warm)]
     assert contents[0] == contents[1]
 
