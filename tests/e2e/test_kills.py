@@ -143,7 +143,9 @@ def test_a_group_that_is_journalled_is_not_asked_again(run: RunDir, forker: Fork
     again = forker.run(call)
 
     assert killed.is_killed
-    assert [journalled(killed.events), journalled(again.events)] == [1, 1]
+    first, rest = journalled(killed.events), journalled(again.events)
+    assert first >= 1  # a second one may be finished when the first is told
+    assert first + rest == 2
     assert read_manifest(manifest_path(run, call)).rows == 4
 
 

@@ -15,6 +15,7 @@ from slime_stages.sample_table import samples_table
 from stages.train.batch import IterationBatch, batch_of
 from stages.train.megatron.packing import PackedSample, pack_samples
 from stages.train.megatron.step import Trainer
+from stages.train.megatron.value_model import value_model
 from stages.train.policy import trainer_settings
 from stages.train.prepare import REFERENCE
 from stages.train.steps import Steps, train_steps
@@ -83,5 +84,6 @@ def iteration(trainer: Trainer, config: Config, **attributes: Any) -> IterationB
 
 def train(model: Path, config: Config, **attributes: Any) -> tuple[Trainer, Steps]:
     trainer = trainer_of(model, config)
+    critic = Trainer(model, trainer.settings, provider=value_model) if config.algorithm.uses_critic else None
     data = iteration(trainer, config, **attributes)
-    return trainer, train_steps(trainer, data, config, title="train 0")
+    return trainer, train_steps(trainer, data, config, title="train 0", critic=critic)

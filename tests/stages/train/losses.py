@@ -40,21 +40,19 @@ LOSSES: dict[str, dict[str, Any]] = {
     },
     "rollout-log-probs": {"use_rollout_logprobs": True},
     "distilled": {"use_opd": True, "opd_type": "sglang"},
+    "ppo": {"advantage_estimator": "ppo", "lambd": 0.9, "num_steps_per_rollout": 2},
     "sft": {"loss_type": "sft_loss"},
     "off-policy": {"num_steps_per_rollout": 4},
 }
 
 
-LAYOUTS = {
-    name: ("data",) if settings(**loss).algorithm.needs_reference else ("data", "tensor")
-    for name, loss in LOSSES.items()
-}
-"""The reference is made of noise on whole tensors, which no tensor-parallel rank has."""
+LAYOUTS = {name: ("data", "tensor") if name in ("gspo", "entropy", "ppo") else ("data",) for name in LOSSES}
+"""Tensor parallel where something is different there."""
 
 
 def measured(steps: Steps) -> dict[str, Any]:
     """What two ways to take the same steps must agree on."""
-    results = [{**result.metrics, "grad_norm": result.grad_norm} for result in steps.results]
+    results = [{**result.metrics, "grad_norm": result.grad_norm} for result in steps.results + steps.critic_results]
     return {"means": steps.column_means, "steps": results}
 
 
