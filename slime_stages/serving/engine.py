@@ -9,25 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from slime_stages.errors import InternalError, MissingInputError, RetryableError, SlimeStagesError
-from slime_stages.serving.failure import explain_failure, is_port_clash, read_log
+from slime_stages.serving.failure import explain_failure, read_log
 from slime_stages.serving.handle import EngineHandle
 from slime_stages.serving.launch import EngineOptions, server_command, server_environment
-from slime_stages.serving.process import GuardedProcess, free_port, is_free
+from slime_stages.serving.process import OwnedServer, free_port, is_free
 
 __all__ = ["Engine", "EngineOptions", "Progress", "free_port"]
 
 POLL_SECONDS = 0.25
-PORT_ATTEMPTS = 4
 
 Progress = Callable[[float, str], None]
 """Called while the server starts, with the seconds waited and the last line of its log."""
 
 
-class Engine(EngineHandle):
-    """A server that lives as long as the `with` block, and not longer than this process, however that ends."""
+class Engine(OwnedServer, EngineHandle):
+    """An engine of ours."""
 
     def __init__(
         self,
@@ -38,65 +36,29 @@ class Engine(EngineHandle):
         options: EngineOptions | None = None,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__("")
+        OwnedServer.__init__(self, log)
+        EngineHandle.__init__(self, "")
         self.model = model.resolve()
         self.weight_version = weight_version
-        self.log = log
         self.options = options or EngineOptions()
         self.start_seconds = 0.0
         self.ports: dict[str, int] = {}
         """Of what it listens on besides, by the option that says so."""
         self._progress = progress
-        self._process = GuardedProcess()
-
-    def __enter__(self) -> Engine:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def pid(self) -> int:
-        """Of the guard; the server and its processes are below it."""
-        return self._process.pid
 
     def start(self, port: int | None = None) -> None:
         """Start the server and return once it is healthy with the right weight version; on `port` if that is free."""
         assert not self._process.is_started, "the engine is running already"
         if not (self.model / "config.json").is_file():
             raise MissingInputError(f"{self.model} holds no config.json", hint=f"ls {self.model}")
-        self.log.parent.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
-        for attempt in range(PORT_ATTEMPTS):
-            log_start = self.log.stat().st_size if self.log.exists() else 0
-            try:
-                self._launch(port if attempt == 0 and port and is_free(self.options.host, port) else None)
-                self._wait(log_start, started + self.options.start_timeout_seconds)
-                break
-            except SlimeStagesError:
-                self.stop()
-                if attempt == PORT_ATTEMPTS - 1 or not is_port_clash(read_log(self.log, log_start)):
-                    raise
-            except BaseException:
-                self.stop()
-                raise
+
+        def bring_up(attempt: int, log_start: int) -> None:
+            self._launch(port if attempt == 0 and port and is_free(self.options.host, port) else None)
+            self._wait(log_start, started + self.options.start_timeout_seconds)
+
+        self._try_ports(bring_up)
         self.start_seconds = time.monotonic() - started
-
-    def stop(self) -> None:
-        """End every process of the server; returns when none is left."""
-        self._process.stop()
-
-    def shut_down(self) -> None:
-        """Stop it for good: a thread that starts it now gives up."""
-        self._process.forbid()
-        self.stop()
-
-    def is_alive(self) -> bool:
-        """True while the server's process runs, healthy or not."""
-        return self._process.is_alive()
 
     def _launch(self, port: int | None) -> None:
         options = self.options

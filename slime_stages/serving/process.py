@@ -8,18 +8,22 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from slime_stages.drain import uninterrupted
-from slime_stages.errors import InternalError, RetryableError
+from slime_stages.errors import InternalError, RetryableError, SlimeStagesError
 from slime_stages.serving import guard
+from slime_stages.serving.failure import is_port_clash, read_log
 
 if TYPE_CHECKING:
     import psutil
 
 STOP_TIMEOUT_SECONDS = 15.0
+PORT_ATTEMPTS = 4
 
 
 class GuardedProcess:
@@ -87,6 +91,61 @@ class GuardedProcess:
         """Let nobody start it any more, a thread that is about to neither."""
         with self._lock:
             self._is_forbidden = True
+
+
+class OwnedServer(ABC):
+    """A server that lives as long as the `with` block, and not longer than this process, however that ends."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._process = GuardedProcess()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the guard; the server and its processes are below it."""
+        return self._process.pid
+
+    @abstractmethod
+    def start(self, port: int | None = None) -> None:
+        """Start it and return once it answers; on `port` again, where one is given."""
+
+    def stop(self) -> None:
+        """End every process of the server; returns when none is left."""
+        self._process.stop()
+
+    def shut_down(self) -> None:
+        """Stop it for good: a thread that starts it now gives up."""
+        self._process.forbid()
+        self.stop()
+
+    def is_alive(self) -> bool:
+        """True while the server's process runs, healthy or not."""
+        return self._process.is_alive()
+
+    def _try_ports(self, bring_up: Callable[[int, int], None]) -> None:
+        """Have `bring_up(attempt, log_start)` start the server and wait for it, again where a port was taken."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(PORT_ATTEMPTS):
+            log_start = self.log.stat().st_size if self.log.exists() else 0
+            try:
+                bring_up(attempt, log_start)
+                return
+            except SlimeStagesError:
+                self.stop()
+                if attempt == PORT_ATTEMPTS - 1 or not is_port_clash(read_log(self.log, log_start)):
+                    raise
+            except BaseException:
+                self.stop()
+                raise
 
 
 def free_port(host: str) -> int:

@@ -13,18 +13,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from slime_stages.errors import DataError, RetryableError, SlimeStagesError
-from slime_stages.serving.failure import explain_failure, is_port_clash, read_log
+from slime_stages.serving.failure import explain_failure, read_log
 from slime_stages.serving.flags import check_router_flags, to_words
 from slime_stages.serving.handle import HttpHandle
 from slime_stages.serving.installation import inspect_installation
-from slime_stages.serving.process import GuardedProcess, free_port
+from slime_stages.serving.process import OwnedServer, free_port
 
 POLL_SECONDS = 0.1
-PORT_ATTEMPTS = 4
 WORKER_READY_SECONDS = 120.0
 
 PATIENT_FLAGS: Mapping[str, object] = {
@@ -93,56 +91,22 @@ class RouterHandle(HttpHandle):
             self.call("DELETE", f"/workers/{worker['id']}")
 
 
-class Router(RouterHandle):
-    """A router that lives as long as the `with` block, and not longer than this process, however that ends."""
+class Router(OwnedServer, RouterHandle):
+    """A router of ours."""
 
     def __init__(self, options: RouterOptions | None = None, *, log: Path) -> None:
-        super().__init__("")
+        OwnedServer.__init__(self, log)
+        RouterHandle.__init__(self, "")
         self.options = options or RouterOptions()
-        self.log = log
-        self._process = GuardedProcess()
-
-    def __enter__(self) -> Router:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def pid(self) -> int:
-        """Of the guard above it."""
-        return self._process.pid
 
     def start(self, port: int | None = None) -> None:
         """Start it on a free port, or on `port` again, and return once it answers."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        for attempt in range(PORT_ATTEMPTS):
-            log_start = self.log.stat().st_size if self.log.exists() else 0
-            try:
-                self._launch(port or free_port(self.options.host))
-                self._wait(log_start)
-                return
-            except SlimeStagesError:
-                self.stop()
-                if attempt == PORT_ATTEMPTS - 1 or not is_port_clash(read_log(self.log, log_start)):
-                    raise
-            except BaseException:
-                self.stop()
-                raise
 
-    def stop(self) -> None:
-        self._process.stop()
+        def bring_up(_: int, log_start: int) -> None:
+            self._launch(port or free_port(self.options.host))
+            self._wait(log_start)
 
-    def shut_down(self) -> None:
-        """Stop it for good: a thread that starts it now gives up."""
-        self._process.forbid()
-        self.stop()
-
-    def is_alive(self) -> bool:
-        return self._process.is_alive()
+        self._try_ports(bring_up)
 
     def _launch(self, port: int) -> None:
         self.url = f"http://{self.options.host}:{port}"
