@@ -35,7 +35,3 @@ def merged_over_ranks(values: dict[Any, Any]) -> dict[Any, Any]:
     parts: list[dict[Any, Any]] = [{}] * group.size()
     distributed.all_gather_object(parts, values, group=group)
     return {key: value for part in parts for key, value in part.items()}
-
-
-def any_over_ranks(flag: bool) -> bool:
-    return bool(sum_over_ranks(torch.tensor([float(flag)])).item())
