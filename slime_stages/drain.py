@@ -6,6 +6,7 @@ again. One that can use the seconds it has left takes signals as calls (`listeni
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -57,6 +58,7 @@ def install_drain() -> None:
         return
     for number in SIGNALS:
         _drain.handlers[number] = signal.signal(number, _on_signal)
+    atexit.register(_keep_exit_code)
 
 
 def drain_reason() -> str | None:
@@ -125,6 +127,13 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     elif not _drain.is_delivered and not _drain.held:
         _drain.is_delivered = True
         raise Drained(_drain.reason)
+
+
+def _keep_exit_code() -> None:
+    """What this process exits with is settled, but an interpreter that takes itself down lets go of its handlers."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _forget_in_fork() -> None:

@@ -99,7 +99,7 @@ def advance(run: RunDir, *, by_job: bool = False, ended: str | None = None) -> A
     except RetryableError:
         raise
     except SlimeStagesError as error:
-        _stopped(run, error.message, error.hint)
+        _stopped(run, error.message, error.hint, begun=step.result.submitted)
         raise
     step.result.complete = not window and not any(found.live_jobs(job.key) for job in jobs)
     if jobs and not step.result.complete and not chain.is_driven:
@@ -267,10 +267,13 @@ class _Step:
             replace(attempt, dependencies=tuple(jobs)).save()
 
 
-def _stopped(run: RunDir, reason: str, advice: str | None) -> Advance:
-    """Nothing more is submitted, and nothing starts that waits for what will not come; what runs may finish."""
+def _stopped(run: RunDir, reason: str, advice: str | None, *, begun: Sequence[Attempt] = ()) -> Advance:
+    """Nothing more is submitted, and nothing starts that waits for what will not come; what runs may finish.
+
+    `begun` was submitted a moment ago, together with what was refused: it is taken back, even if it runs.
+    """
     stop_chain(run, reason, advice)
     say(f"the chain stops: {reason}" + (f"\nhint: {advice}" if advice else ""))
     waiting = [info.job_id for info in query(job_name(run), (), since=0.0).live() if info.state == "PENDING"]
-    cancel_jobs(waiting)
+    cancel_jobs({*waiting, *(attempt.job_id for attempt in begun if attempt.job_id)})
     return Advance(stopped=reason, advice=advice)

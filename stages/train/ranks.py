@@ -106,6 +106,7 @@ class Ranks:
         if self.is_first:
             known.touch()
         elif self._wait_for(known.exists):
+            disregard_signals()  # of srun, which ends the others once the first one has ended
             say(f"trainer process {self.rank} ends with the first one: {error}")
             return
         raise error

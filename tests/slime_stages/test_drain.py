@@ -193,3 +193,16 @@ def test_without_a_signal_a_reason_is_noted_and_the_first_one_stays() -> None:
     """)
 
     assert said == ["the job ends at 12:00:00", "False", "True", "0"]
+
+
+def test_a_signal_while_the_interpreter_takes_itself_down_leaves_the_exit_code_as_it_is() -> None:
+    said = run("""
+        class Late:
+            def __del__(self, kill=os.kill, pid=os.getpid()):  # a module's variables go after its signal handlers
+                kill(pid, 15)
+
+        late = Late()
+        sys.exit(75)
+    """)
+
+    assert said == ["75"]
