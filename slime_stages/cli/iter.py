@@ -95,12 +95,19 @@ def command(
         print_plan(run_dir, iterations, wanted)
         return
     chain.submit_chain(run_dir, wanted)
+    stay(run_dir, drive=drive, follow=follow)
+
+
+def stay(run: RunDir, *, drive: bool, follow: bool) -> None:
+    """With the jobs that were submitted: see to the next ones, or watch, or neither."""
     if drive:
-        chain.drive(run_dir)
+        from slime_stages.cli.chain import drive as see_to
+
+        see_to(run)
     elif follow:
         from slime_stages.cli.status import watch
 
-        watch(run_dir)
+        watch(run)
 
 
 def run_here(run: RunDir, iterations: range, *, accept_stale: bool) -> None:
