@@ -44,7 +44,7 @@ def test_engine_transformers_and_trainer_give_the_sampled_tokens_the_same_log_pr
     assert largest_gap(by_transformers, by_trainer) < TOLERANCE
 
 
-@pytest.mark.parametrize("tensor_parallel", [2, 1])
+@pytest.mark.parametrize("tensor_parallel", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_two_trainer_processes_do_what_one_does(
     finished: RunDir,
     tiny_model: Path,

@@ -148,6 +148,7 @@ def test_samples_of_an_engine_with_other_weights_are_refused_in_spite_of_the_lag
     assert (outcome.result.exit_code, "above refuse_probs_diff" in outcome.result.message) == (65, True)
 
 
+@pytest.mark.slow
 def test_several_trainer_processes_compare_with_the_weights_that_generated_too(
     tiny_model: Path, tiny_prompts: Path, engine: Engine, forker: Forker, tmp_path: Path
 ) -> None:

@@ -261,6 +261,7 @@ def test_a_kill_anywhere_leaves_all_or_nothing_and_the_next_attempt_completes(ru
 
 
 @STRIDES
+@pytest.mark.slow
 def test_a_kill_while_another_attempt_is_stopped_ends_well(runs: Runs, stride: int) -> None:
     for stop, kill in pairs_of_calls(runs("calls"), stride):
         run = runs(f"{stop}-{kill}")

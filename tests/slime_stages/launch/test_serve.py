@@ -80,6 +80,7 @@ def test_rollouts_use_the_engines_of_serve_and_sync_gives_them_new_weights(
     assert alive == []
 
 
+@pytest.mark.slow
 def test_a_rollout_goes_on_with_engines_of_its_own_where_nobody_serves(
     tiny_model: Path, tiny_prompts: Path, tmp_path: Path
 ) -> None:

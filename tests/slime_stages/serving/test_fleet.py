@@ -108,6 +108,7 @@ async def test_an_engine_killed_amid_its_requests_costs_no_answer(fleet: Fleet) 
     assert fleet.members[0].engine.version() == "0"
 
 
+@pytest.mark.slow
 async def test_an_engine_comes_back_with_the_weights_of_the_others(fleet: Fleet, tmp_path: Path) -> None:
     newer = make_tiny_model(tmp_path / "newer", seed=1)
     for member in fleet.members:
@@ -133,6 +134,7 @@ async def test_a_router_that_dies_comes_back_at_its_address(fleet: Fleet) -> Non
     assert fleet.served().urls == (url,)
 
 
+@pytest.mark.slow
 def test_engines_that_do_not_start_end_the_others(tiny_model: Path, tmp_path: Path) -> None:
     config = config_of(*WORDS, "--sglang-schedule-policy", "fifo", checkpoint=tiny_model)
     fleet = fleet_of(config, tiny_model, tmp_path)
@@ -146,6 +148,7 @@ def test_engines_that_do_not_start_end_the_others(tiny_model: Path, tmp_path: Pa
     assert not router.is_alive()
 
 
+@pytest.mark.slow
 def test_nothing_of_a_fleet_is_left_when_its_owner_is_killed(tiny_model: Path, tmp_path: Path) -> None:
     root = str(Path(__file__).parents[3])
     command = [sys.executable, "-c", OWNER, str(tiny_model), str(tmp_path), root]

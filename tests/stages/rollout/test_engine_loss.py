@@ -60,6 +60,7 @@ def request_count(engine: psutil.Process) -> int:
         return 0
 
 
+@pytest.mark.slow
 def test_a_rollout_that_loses_an_engine_makes_the_same_shard(run: RunDir, tmp_path: Path) -> None:
     undisturbed = copy_run(run, tmp_path / "undisturbed")
     with rollout(undisturbed, tmp_path / "undisturbed.log") as process:

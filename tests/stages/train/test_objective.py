@@ -55,6 +55,7 @@ def on_two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.mark.parametrize(("loss", "layout"), [(loss, layout) for loss, each in LAYOUTS.items() for layout in each])
+@pytest.mark.slow
 def test_two_processes_take_the_step_of_one(model: Path, on_two_ranks: dict[str, Any], loss: str, layout: str) -> None:
     alone = measured(train(model, settings(**LOSSES[loss]))[1])
 

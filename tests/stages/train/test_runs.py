@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from slime_stages.launch.iterate import retain
 from slime_stages.manifest import Manifest, read_manifest
 from slime_stages.rundir import RunDir
@@ -24,6 +26,7 @@ def trained(run: RunDir, iteration: int) -> Manifest:
     return read_manifest(run.manifest_path("train", iteration))
 
 
+@pytest.mark.slow
 def test_the_policy_becomes_the_reference_and_its_checkpoint_is_kept_for_that(
     tmp_path: Path, tiny_model: Path, tiny_prompts: Path
 ) -> None:
@@ -38,6 +41,7 @@ def test_the_policy_becomes_the_reference_and_its_checkpoint_is_kept_for_that(
     assert (run.checkpoints_path / "iter_0000004").exists()
 
 
+@pytest.mark.slow
 def test_a_critic_has_checkpoints_of_its_own_and_training_is_made_again_from_them(
     tmp_path: Path, tiny_model: Path, tiny_prompts: Path
 ) -> None:
