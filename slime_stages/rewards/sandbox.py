@@ -1,9 +1,10 @@
-"""Run a program that nobody vouches for: limits on time, memory, files and processes, and `namespaces` around it."""
+"""Run a program that nobody vouches for: limits on time, memory, files and processes, and an enclosure."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import math
 import os
 import resource
@@ -16,10 +17,13 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, NoReturn
 
 from slime_stages.errors import UsageError
-from slime_stages.rewards import namespaces, process_tree
+from slime_stages.isolation import namespaces, process_tree
+from slime_stages.isolation.enclosure import Enclosure, python_binds
 
 Isolation = Literal["namespaces", "limits"]
 
+SCRATCH = "/tmp"
+"""The folder that a program in namespaces may write to."""
 _OUTPUT_BYTES = 16 << 20
 _OPEN_FILES = 256
 _PROCESSES = 64
@@ -40,7 +44,8 @@ class Limits:
     memory_bytes: int
     """Address space of each of its processes."""
     isolation: Isolation
-    """`namespaces`: no network, no writable file but in its scratch folder. `limits`: only what this record says."""
+    """`namespaces`: no network, no file but the system's and Python's, none to write but in its scratch folder.
+    `limits`: only what this record says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,7 @@ def run_python(source: str, stdin: bytes, limits: Limits) -> Ended:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)]
         _fill(files[0], stdin)
         _fill(files[3], source.encode(errors="replace"))
+        _python_alone()  # a fork would forget it
         pid = os.fork()
         if pid == 0:
             _become([sys.executable, "-I", "-B", "-c", _READ_SOURCE], [file.fileno() for file in files], limits)
@@ -86,13 +92,11 @@ def _become(command: Sequence[str], descriptors: Sequence[int], limits: Limits) 
         os.setsid()
         process_tree.die_with_parent()
         os.nice(_NICE)
-        folder = tempfile.gettempdir()
         if limits.isolation == "namespaces":
-            folder = namespaces.scratch_folder()
-            namespaces.enter()
+            namespaces.leave_machine()
         pid = os.fork()
         if pid == 0:
-            _start(command, files, folder, limits)
+            _start(command, files, limits)
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         os._exit(code if code >= 0 else 128 - code)
@@ -101,11 +105,13 @@ def _become(command: Sequence[str], descriptors: Sequence[int], limits: Limits) 
         os._exit(_NOT_SHUT_IN)
 
 
-def _start(command: Sequence[str], descriptors: Sequence[int], folder: str, limits: Limits) -> NoReturn:
+def _start(command: Sequence[str], descriptors: Sequence[int], limits: Limits) -> NoReturn:
     try:
         process_tree.die_with_parent()
+        folder = tempfile.gettempdir()
         if limits.isolation == "namespaces":
-            namespaces.settle()
+            namespaces.shut_in(_python_alone())
+            folder = SCRATCH
         os.chdir(folder)
         for number, descriptor in enumerate(descriptors[:4]):
             os.dup2(descriptor, number)
@@ -116,6 +122,11 @@ def _start(command: Sequence[str], descriptors: Sequence[int], folder: str, limi
     except BaseException as error:
         os.write(descriptors[4], f"{type(error).__name__}: {error}".encode())
         os._exit(_NOT_SHUT_IN)
+
+
+@functools.cache
+def _python_alone() -> Enclosure:
+    return Enclosure(binds=python_binds(), scratch=(SCRATCH,))
 
 
 def _limit(limits: Limits) -> None:

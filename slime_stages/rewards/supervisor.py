@@ -21,7 +21,8 @@ import traceback
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from slime_stages.rewards import hub, process_tree, wire
+from slime_stages.isolation import process_tree
+from slime_stages.rewards import hub, wire
 from slime_stages.rewards.clock import TaskClock
 from slime_stages.rewards.remote import RemoteScorer
 from slime_stages.rewards.tasks import SPENT, PoolSettings, RewardStatus, answer_of, report_of

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slime_stages.errors import RetryableError, UsageError
+from slime_stages.isolation.process_tree import children, descendants
 from slime_stages.rewards.pool import RewardOutcome, RewardPool, RewardStatus, RewardTask
-from slime_stages.rewards.process_tree import children, descendants
 from slime_stages.sample import Sample
 from tests.slime_stages.rewards.pool_tasks import HOSTILE, act, answer, is_alive, open_pool, wait_until
 

@@ -86,7 +86,7 @@ def exceeds_alone(limit_bytes: int) -> bool:
 
 
 def _excess(family: Sequence[int], limit_bytes: int) -> int | None:
-    if sum(map(_resident_bytes, family)) <= limit_bytes:
+    if sum(map(resident_bytes, family)) <= limit_bytes:
         return None
     held = sum(map(_proportional_bytes, family))
     return held if held > limit_bytes else None
@@ -106,7 +106,8 @@ def _children_by_search(pid: int) -> list[int]:
         return []
 
 
-def _resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
+    """Its pages in memory, those too that it shares; 0 if it is gone."""
     try:
         return int(_read(f"/proc/{pid}/statm").split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
@@ -117,7 +118,7 @@ def _proportional_bytes(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return _resident_bytes(pid)
+        return resident_bytes(pid)
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
