@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_stages.counters import PrefixCacheInfo, SpecInfo
+from slime_stages.weight_spans import SPANS_KEY, spans_with, versions_told
 
 
 class Status(StrEnum):
@@ -65,7 +66,8 @@ class Sample:
     loss_mask: list[int] | None = None
     """[R] 1 on tokens that the model wrote and that are trained on. None: all of them."""
     weight_versions: list[str] = field(default_factory=list)
-    """One entry for each engine call that told its weight version."""
+    """Those of each engine call that told its weights, in turn; where they differ, `metadata["weight_spans"]` says
+    which tokens each of them wrote."""
     rollout_log_probs: list[float] | None = None
     """[R] natural log under the sampler; 0.0 where `loss_mask` is 0."""
     rollout_top_p_token_ids: NDArray[np.int32] | None = None
@@ -98,6 +100,8 @@ class Sample:
     """What the engine was asked for, seed included."""
     generate_seconds: float | None = None
     """Wall clock from the first request to the last token."""
+    trace: dict[str, Any] | None = field(default=None, compare=False)
+    """What happened to it and when, see `trace.py`. None: it is not traced."""
 
     def get_reward_value(self, args: Any) -> Any:
         """The number to train on: the reward, or its entry `args.reward_key`."""
@@ -213,7 +217,7 @@ class Sample:
             raise ValueError("top-p replay needs both token ids and offsets, got one of them")
         held = self.rollout_top_p_token_offsets
         if ids is not None and count:
-            new_ids, new_offsets = _int32(ids), _int32(offsets)
+            new_ids, new_offsets = int32_array(ids), int32_array(offsets)
             ends = (int(new_offsets[0]), int(new_offsets[-1])) if len(new_offsets) else None
             if ends != (0, len(new_ids)) or len(new_offsets) != count + 1:
                 raise ValueError(
@@ -234,7 +238,7 @@ class Sample:
         shape = (args.num_layers, args.moe_router_topk)
         start = meta_info.get("routed_experts_start_len", 0)
         rows = max(0, len(self.tokens) - 1 - start)
-        flat = _int32(meta_info["routed_experts"])
+        flat = int32_array(meta_info["routed_experts"])
         if flat.size != rows * shape[0] * shape[1]:
             raise ValueError(f"routed experts: {flat.size} numbers for {rows} rows of {shape[0]} layers × {shape[1]}")
         new = flat.reshape(rows, *shape)
@@ -247,17 +251,21 @@ class Sample:
         self.rollout_routed_experts = new
 
     def _take_terminal_info(self, args: Any, meta_info: dict[str, Any]) -> None:
-        if getattr(args, "sglang_speculative_algorithm", None):
+        if getattr(args, "sglang_speculative_algorithm", None) or meta_info.get("spec_verify_ct"):
             self.spec_info.add(meta_info)
         self.prefix_cache_info.add(meta_info)
         if meta_info.get("weight_version") is not None:
-            number, _, _ = str(meta_info["weight_version"]).partition("@")  # behind it: which weights exactly
-            self.weight_versions = [*self.weight_versions, number]
+            known = self.metadata.get(SPANS_KEY, [])
+            if spans := spans_with(known, self.weight_versions, meta_info, self.response_length):
+                self.metadata = {**self.metadata, SPANS_KEY: spans}
+            self.weight_versions = [*self.weight_versions, *versions_told(meta_info)]
         reason = meta_info["finish_reason"]
         kind = reason.get("type") if isinstance(reason, dict) else reason
         self.status = _STATUS_OF_FINISH_REASON.get(str(kind), self.status)
 
 
+for _part in (Status, SpecInfo, PrefixCacheInfo):
+    setattr(Sample, _part.__name__, _part)  # as `Sample.Status` plug-ins know them
 FIELD_NAMES = frozenset(f.name for f in fields(Sample))
 _STATUS_OF_FINISH_REASON = {"length": Status.TRUNCATED, "abort": Status.ABORTED, "stop": Status.COMPLETED}
 
@@ -276,7 +284,7 @@ def _first(mapping: dict[str, Any], *keys: str) -> Any:
     return next((mapping[key] for key in keys if mapping.get(key) is not None), None)
 
 
-def _int32(value: Any) -> NDArray[np.int32]:
+def int32_array(value: Any) -> NDArray[np.int32]:
     """Little-endian int32 numbers from base64 text, bytes, a tensor or any array."""
     if isinstance(value, str):
         value = base64.b64decode(value)

@@ -1,0 +1,91 @@
+"""HTTP around the adapters: bodies in, answers or streams of events out, errors in the protocol's form."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+from aiohttp import ClientPayloadError, web
+from aiohttp.typedefs import Handler, Middleware
+from pydantic import ValidationError
+
+from slime_stages.agent.adapters.delivery import Delivery
+from slime_stages.agent.adapters.endpoint import Event
+from slime_stages.agent.adapters.errors import ClientGone, RequestError, first_problem, invalid
+
+logger = logging.getLogger(__name__)
+CLIENT_GONE = 499
+JSON, EVENTS = "application/json", "text/event-stream"
+ErrorBody = Callable[[int, str], dict[str, Any]]
+
+
+def errors_as(error_body: ErrorBody) -> Middleware:
+    """A middleware that answers whatever goes wrong with the protocol's own error object."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except RequestError as error:
+            return _error(error_body, error)
+        except ValidationError as error:
+            return _error(error_body, first_problem(error))
+        except ClientGone:
+            return web.Response(status=CLIENT_GONE)
+        except web.HTTPException as error:
+            return _error(error_body, RequestError(error.status, f"{request.method} {request.path}: {error.reason}"))
+        except Exception as error:
+            logger.exception("%s %s fails", request.method, request.path)
+            return _error(error_body, RequestError(500, f"{type(error).__name__}: {error}"))
+
+    return answer
+
+
+async def read_object(request: web.Request) -> dict[str, Any]:
+    """The JSON object of a request. RequestError if it has none."""
+    try:
+        body = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"the body is no JSON: {error}") from error
+    except ClientPayloadError as error:
+        raise invalid(f"the body cannot be read: {error}") from error
+    if not isinstance(body, dict):
+        raise invalid(f"the body is no JSON object but a {type(body).__name__}")
+    return body
+
+
+async def deliver_object(request: web.Request, answer: dict[str, Any]) -> web.StreamResponse:
+    return await _deliver(request, JSON, orjson.dumps(answer))
+
+
+async def deliver_events(request: web.Request, events: Iterable[Event]) -> web.StreamResponse:
+    return await _deliver(request, EVENTS, b"".join(map(_framed, events)))
+
+
+def _framed(event: Event) -> bytes:
+    name, data = event
+    line = data.encode() if isinstance(data, str) else orjson.dumps(data)
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + line + b"\n\n"
+
+
+async def _deliver(request: web.Request, content_type: str, data: bytes) -> web.StreamResponse:
+    """Send an answer; ClientGone unless the client has taken all of it."""
+    response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
+    try:
+        with Delivery(request.transport) as delivery:
+            await response.prepare(request)
+            await response.write(data)
+            await response.write_eof()
+            if not await delivery.arrived():
+                raise ClientGone
+    except ConnectionError as error:
+        raise ClientGone from error
+    return response
+
+
+def _error(error_body: ErrorBody, error: RequestError) -> web.Response:
+    headers = {"x-should-retry": "false"} if error.is_final else {}
+    body = orjson.dumps(error_body(error.status, error.message))
+    return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
