@@ -17,13 +17,15 @@ def load_function(path: str, *, like: str | None = None) -> Callable[..., Any]:
     """The function at `package.module.name` or `package.module:name`.
 
     `like` is the signature it is called with, such as `reward(args, sample)`; UsageError if the path cannot be
-    imported, names nothing callable, or cannot take those arguments. The current folder is importable.
+    imported, names nothing callable, or cannot take those arguments. The current folder is importable,
+    and slime's names are, see `compat`.
     """
     module_name, _, name = path.replace(":", ".").rpartition(".")
     if not module_name:
         raise UsageError(f"`{path}` is no import path", hint="write it as package.module.function")
     if "" not in sys.path and "." not in sys.path:
         sys.path.append("")
+    importlib.import_module("slime_stages.compat.finder").install()
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever a plug-in does when it is imported, it is the user's to mend

@@ -17,6 +17,7 @@ from slime_stages.payload import dump_json, pack, unpack
 from slime_stages.sample import FIELD_NAMES, Sample, Status
 from slime_stages.schema import ROLLOUT
 from slime_stages.shards import ShardWriter, build_table, flat_lists, read_shard
+from slime_stages.trace.handles import dump_trace
 
 ROWS_PER_WRITE = 512
 NUMBERS_PER_WRITE = 1 << 27
@@ -93,6 +94,7 @@ def sample_columns(
         "sampling_seed": [(s.sampling_params or {}).get("sampling_seed") for s in samples],
         "spec_info": [dump_json(s.spec_info, what="spec_info") for s in samples],
         "prefix_cache_info": [dump_json(s.prefix_cache_info, what="prefix_cache_info") for s in samples],
+        "trace": [dump_trace(s.trace) for s in samples],
     }
     experts = [s.rollout_routed_experts for s in samples]
     columns["rollout_routed_experts"] = [None if e is None else np.asarray(e).reshape(-1) for e in experts]
@@ -126,6 +128,7 @@ def _sample(row: dict[str, Any]) -> Sample:
     fields["status"] = Status(row["status"])
     fields["spec_info"] = SpecInfo(**_loads(row["spec_info"]))
     fields["prefix_cache_info"] = PrefixCacheInfo(**_loads(row["prefix_cache_info"]))
+    fields["trace"] = _loads(row["trace"])
     experts = row["rollout_routed_experts"]
     fields["rollout_routed_experts"] = None if experts is None else experts.reshape(row["rollout_routed_experts_shape"])
     sample = Sample(**fields)

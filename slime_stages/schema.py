@@ -121,6 +121,7 @@ ROLLOUT = ShardSchema(
         volatile(column("non_generation_time", pa.float64(), "seconds in tools and environments")),
         volatile(column("spec_info", JSON, "speculative decoding counters")),
         volatile(column("prefix_cache_info", JSON, "prefix cache counters")),
+        volatile(optional("trace", JSON, "spans of generation and tools, see `slime-stages trace`; null: not traced")),
         optional("rollout_top_p_token_ids", TOKENS, "ids of the sampler's nuclei, one after the other"),
         optional("rollout_top_p_token_offsets", TOKENS, "[R+1] token i has ids[offsets[i]:offsets[i+1]]"),
         optional("rollout_routed_experts", TOKENS, "[(P+R-1)·L·K] router choices, flat"),
@@ -157,6 +158,7 @@ REWARD = ShardSchema(
         column("reward_status", ENUM, "scored, given (by the generate function), skipped, timeout, oom or error"),
         volatile(optional("reward_message", pa.string(), "why there is no reward")),
         volatile(column("reward_seconds", pa.float64(), "wall clock in the reward function")),
+        volatile(optional("trace", JSON, "spans of scoring, a list of events; null: not traced")),
     ),
 )
 

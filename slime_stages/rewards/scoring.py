@@ -20,6 +20,7 @@ from slime_stages.errors import SlimeStagesError, UsageError
 from slime_stages.progress import Progress
 from slime_stages.rewards.pool import RewardOutcome, RewardPool, RewardTask
 from slime_stages.sample import Sample, Status
+from slime_stages.trace.handles import is_trace
 
 TASKS_PER_WORKER = 1000
 GIVEN, SKIPPED = "given", "skipped"
@@ -33,6 +34,8 @@ class Score:
     status: str
     message: str | None = None
     seconds: float = 0.0
+    trace: str | None = None
+    """What was recorded of its scoring, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,10 @@ def score(
             mean = _Mean()
             tasks = itertools.chain([first], source)
             for outcome in pool.score(tasks, seconds=config.reward.reward_shard_timeout):
-                for row, reward in zip(map(int, outcome.key.split(",")), outcome.rewards, strict=True):
-                    scores[row] = _checked(reward, outcome, config, evaluation=evaluation)
+                for row, reward, trace in zip(
+                    map(int, outcome.key.split(",")), outcome.rewards, outcome.traces, strict=True
+                ):
+                    scores[row] = _checked(reward, trace, outcome, config, evaluation=evaluation)
                     mean.add(number(reward, config, evaluation=evaluation))
                 progress.update(len(scores), mean_reward=str(mean))
     return [scores[row] for row in range(len(identities))]
@@ -122,8 +127,9 @@ class Scorer:
         futures = [await asyncio.to_thread(self._submit, task) for task in tasks]
         for task, future in zip(tasks, futures, strict=True):
             outcome = await asyncio.wrap_future(future)
-            for row, reward in zip(map(int, task.key.split(",")), outcome.rewards, strict=True):
-                scores[row] = _checked(reward, outcome, self.config, evaluation=False)
+            rows = map(int, task.key.split(","))
+            for row, reward, trace in zip(rows, outcome.rewards, outcome.traces, strict=True):
+                scores[row] = _checked(reward, trace, outcome, self.config, evaluation=False)
         return [scores[row] for row in range(len(samples))]
 
     def __enter__(self) -> Self:
@@ -215,18 +221,24 @@ def _tasks(
 
 def _task(rows: Sequence[tuple[int, Sample]], *, is_list: bool) -> RewardTask:
     key = ",".join(str(row) for row, _ in rows)
-    return RewardTask(key=key, samples=[sample.to_dict() for _, sample in rows], is_list=is_list)
+    return RewardTask(key=key, samples=[_as_dict(sample) for _, sample in rows], is_list=is_list)
+
+
+def _as_dict(sample: Sample) -> dict[str, Any]:
+    """A trace travels without the events so far."""
+    values = sample.to_dict()
+    return {**values, "trace": {**sample.trace, "events": []} if is_trace(sample.trace) else None}
 
 
 def _identity(sample: Sample) -> Identity:
     return Identity(sample.index, sample.group_index, sample.rollout_id)
 
 
-def _checked(reward: Any, outcome: RewardOutcome, config: Config, *, evaluation: bool) -> Score:
+def _checked(reward: Any, trace: str | None, outcome: RewardOutcome, config: Config, *, evaluation: bool) -> Score:
     if isinstance(reward, dict) and number(reward, config, evaluation=evaluation) is None:
         keys = ", ".join(reward)
         raise UsageError(
             f"the reward is a dict with {keys}; reward_key is {config.reward.reward_key!r}",
             hint=f"add --reward-key {next(iter(reward), 'KEY')}",
         )
-    return Score(reward, outcome.status.value, outcome.message, outcome.seconds)
+    return Score(reward, outcome.status.value, outcome.message, outcome.seconds, trace)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from slime_stages.trace.handles import dump_trace
+from slime_stages.trace.spans import SCORING, span_that_ended
+
 
 class RewardStatus(StrEnum):
     """How scoring a task ended; there is a reward only for `scored`."""
@@ -65,6 +68,9 @@ class RewardOutcome:
     seconds: float
     """Wall clock in the worker, imports of its first task excluded."""
 
+    traces: list[str | None]
+    """For each sample, what was recorded of its scoring, as JSON; None for one that is not traced."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
@@ -96,6 +102,7 @@ def answer_of(
     seconds: float,
     *,
     is_spent: bool,
+    traces: list[str | None] | None = None,
 ) -> dict[str, Any]:
     """An outcome as it travels. A worker that is spent must not score another task."""
     return {
@@ -104,7 +111,15 @@ def answer_of(
         "message": message,
         "seconds": seconds,
         "is_spent": is_spent,
+        "traces": traces,
     }
+
+
+def scoring_trace(trace: dict[str, Any] | None, answer: dict[str, Any]) -> str | None:
+    """Of a sample whose worker could not record it, or that no worker scored; None if it is not traced."""
+    if trace is None:
+        return None
+    return dump_trace(span_that_ended(SCORING, seconds=answer["seconds"], attrs={"status": answer["status"]}))
 
 
 def report_of(answers: Sequence[tuple[int, dict[str, Any]]]) -> bytes:

@@ -21,8 +21,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from slime_stages.errors import SlimeStagesError
+from slime_stages.isolation import process_tree
 from slime_stages.plugins import load_function
-from slime_stages.rewards import hub, process_tree, wire
+from slime_stages.rewards import hub, wire
 from slime_stages.rewards.clock import TaskClock
 from slime_stages.rewards.tasks import (
     PoolSettings,
@@ -34,6 +35,8 @@ from slime_stages.rewards.tasks import (
     report_of,
 )
 from slime_stages.sample import Sample
+from slime_stages.trace.handles import dump_trace, is_trace
+from slime_stages.trace.spans import SCORING, trace_span
 
 _REPORT_SECONDS = 0.05
 _QUIET_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -79,9 +82,11 @@ def _answer(runner: asyncio.Runner, args: Any, task: RewardTask) -> dict[str, An
     started = time.monotonic()
     rewards: list[float | dict[str, Any]] | None = None
     message, is_spent = None, False
+    samples: list[Sample] = []
     try:
         samples = [Sample.from_dict(sample) for sample in task.samples]
-        rewards = [check_reward(reward) for reward in _rewards(runner, args, samples, is_list=task.is_list)]
+        with trace_span(samples, SCORING):
+            rewards = [check_reward(reward) for reward in _rewards(runner, args, samples, is_list=task.is_list)]
         status = RewardStatus.SCORED
     except RewardTimeout as error:
         status, message = RewardStatus.TIMEOUT, str(error)
@@ -90,7 +95,8 @@ def _answer(runner: asyncio.Runner, args: Any, task: RewardTask) -> dict[str, An
     except BaseException as error:  # reward functions call sys.exit() and cancel their loop, too
         status, message, is_spent = RewardStatus.ERROR, _describe(error), not isinstance(error, Exception)
     is_spent = is_spent or process_tree.has_children()
-    return answer_of(status, rewards, message, time.monotonic() - started, is_spent=is_spent)
+    traces = [dump_trace(sample.trace["events"]) if is_trace(sample.trace) else None for sample in samples]
+    return answer_of(status, rewards, message, time.monotonic() - started, is_spent=is_spent, traces=traces)
 
 
 def _rewards(runner: asyncio.Runner, args: Any, samples: list[Sample], *, is_list: bool) -> Sequence[Any]:

@@ -12,6 +12,7 @@ def set_addresses(args: Any, served: Served) -> None:
     """Put the addresses into `args`, where slime's plug-ins look for them."""
     args.sglang_router_ip, args.sglang_router_port = host_and_port(served.urls[0])
     args.sglang_model_routers = {name: host_and_port(url) for name, url in served.model_urls.items()}
+    args.rollout_num_engines = served.engine_count
 
 
 def get_model_url(args: Any, model_name: str, endpoint: str = "/generate") -> str:

@@ -17,6 +17,9 @@ from slime_stages.multimodal import request_media
 from slime_stages.plugins import accepts
 from slime_stages.sample import Sample, Status
 from slime_stages.stage import Stage
+from slime_stages.trace.handles import bind_trace, share_trace
+from slime_stages.trace.spans import build_sglang_meta_trace_attrs, trace_span
+from slime_stages.weight_spans import SPANS_KEY
 from stages.rollout.selection import UNFINISHED
 
 if TYPE_CHECKING:
@@ -69,6 +72,8 @@ class Sampler:
             return [before]
         if self.requests.is_ending and any(Status(item.status) in UNFINISHED for item in made):
             return [self._resumable(made, before)]
+        for item in made:
+            self._mask_spans(item)
         for hook in self.hooks:
             made = [await _hooked(hook, self.args, item, self.stage) for item in made]
         return made
@@ -78,6 +83,15 @@ class Sampler:
         is_other = sample.weight_versions[-1:] != [str(self.stage.plan.policy_version)]
         if self.stage.config.rollout.mask_offpolicy_in_partial_rollout and sample.response_length and is_other:
             sample.loss_mask = [0] * sample.response_length
+
+    def _mask_spans(self, sample: Sample) -> None:
+        """The same, where the weights changed while it was answered."""
+        spans: list[Any] = sample.metadata.get(SPANS_KEY) or []
+        if not self.stage.config.rollout.mask_offpolicy_in_partial_rollout or sample.loss_mask is None:
+            return
+        for version, start, stop in spans:
+            if version != spans[-1][0]:
+                sample.loss_mask[start:stop] = [0] * (stop - start)
 
     def _resumable(self, made: list[Sample], before: Sample) -> Sample:
         """The sample to go on with. A fan-out has no one point to go on from: it begins anew."""
@@ -96,9 +110,12 @@ class Sampler:
         is_evaluation = self.stage.call.split != "train"
         extra = {"evaluation": is_evaluation} if accepts(self.generate, "evaluation") else {}
         started, earlier = time.monotonic(), sample.generate_seconds or 0.0
+        if self.stage.config.rollout.trace_samples:
+            bind_trace(sample)
         try:
-            made = self.generate(self.args, sample, dict(sample.sampling_params or {}), **extra)
-            made = await made if inspect.isawaitable(made) else made
+            with trace_span(sample, "generate"):
+                made = self.generate(self.args, sample, dict(sample.sampling_params or {}), **extra)
+                made = await made if inspect.isawaitable(made) else made
         except SlimeStagesError:
             if self.requests.is_ending:
                 return None
@@ -106,6 +123,7 @@ class Sampler:
         except Exception as error:  # a plug-in may raise anything
             return None if self.requests.is_ending else [_failed(sample, f"{type(error).__name__}: {error}")]
         siblings = checked_siblings(made, sample)
+        share_trace(sample, siblings)
         for item in siblings:
             item.generate_seconds = earlier + time.monotonic() - started
         return siblings
@@ -149,9 +167,16 @@ def default_generate(clients: list[EngineClient], decode: Decoder, requests: Req
         rid = requests.new_id(sample)
         requests.ids.add(rid)
         try:
-            answer = await client_of(clients, sample).generate(
-                sample.tokens, params, rid=rid, routing_key=sample.session_id, media=request_media(sample)
-            )
+            with trace_span(sample, "sglang_generate", attrs={"max_new_tokens": params["max_new_tokens"]}) as span:
+                answer = await client_of(clients, sample).generate(
+                    sample.tokens,
+                    params,
+                    rid=rid,
+                    routing_key=sample.session_id,
+                    media=request_media(sample),
+                    extra={"return_routed_experts": True} if args.use_rollout_routing_replay else None,
+                )
+                span.update(build_sglang_meta_trace_attrs(answer.meta_info))
         finally:
             requests.ids.discard(rid)
         sample.append_response_tokens(

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from slime_stages.config import Config
 from slime_stages.errors import SlimeStagesError, UsageError
 from slime_stages.rewards.scoring import SKIPPED, Score, Scorer
 from slime_stages.sample import Sample
+from slime_stages.trace.handles import is_trace
 from stages.rollout.hooks import hook_of
 
 
@@ -48,6 +51,8 @@ class Judge:
         scores = await self.scorer.score(group)
         for sample, score in zip(group, scores, strict=True):
             sample.reward = score.reward
+            if is_trace(sample.trace) and score.trace is not None:
+                sample.trace["events"] += orjson.loads(score.trace)
         if self.filter is None:
             return Verdict(keep=True)
         if (status := _failed_status(scores)) is not None:

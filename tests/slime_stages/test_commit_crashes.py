@@ -203,6 +203,7 @@ def test_a_shard_that_fills_the_disk_asks_to_try_again(full_disk: Path) -> None:
         "reward_status": ["scored"] * count,
         "reward_message": noise,
         "reward_seconds": [0.0] * count,
+        "trace": [None] * count,
     }
 
     def write() -> None:

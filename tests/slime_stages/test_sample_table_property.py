@@ -51,8 +51,9 @@ def samples(draw: st.DrawFn) -> Sample:
         weight_versions=draw(st.lists(st.text(), max_size=2)),
         session_id=draw(st.none() | st.text()),
         multimodal_inputs=draw(st.none() | dicts),
+        trace=draw(st.none() | dicts),
     )
-    vars(sample).update(draw(st.dictionaries(st.sampled_from(["trace", "source"]), json_values | st.binary())))
+    vars(sample).update(draw(st.dictionaries(st.sampled_from(["origin", "source"]), json_values | st.binary())))
     return sample
 
 
