@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_stages.digest import digest_json
-from slime_stages.errors import MissingInputError, SlimeStagesError
+from slime_stages.errors import DataError, MissingInputError, SlimeStagesError
 from slime_stages.manifest import Manifest, read_manifest
+from slime_stages.named_rewards import OWN, chosen_stage, name_of
 from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.rundir import RunDir, program_of
 from slime_stages.stage import StageCall, config_digest, read_run_plan
 from slime_stages.weights.record import read_weights_record
 
@@ -94,7 +95,7 @@ def inheritance(run: RunDir, plan: Plan, shard: int) -> Inheritance:
 
 def _newest_carrying(run: RunDir, plan: Plan) -> Iterator[Plan]:
     """The newest iterations that are done when this one begins: all streams there were, at their latest."""
-    newest, step = plan.policy_version - 1, 1
+    newest, step = plan.taken_until - 1, 1
     for iteration in range(newest, -1, -1):
         if iteration <= newest - step:
             return
@@ -147,10 +148,22 @@ def reward_inputs(run: RunDir, plan: Plan, shard: int) -> dict[str, str]:
 
 def train_inputs(run: RunDir, plan: Plan) -> dict[str, str]:
     inputs = {"policy": policy_content(run, plan.start_version)}
+    rewards = chosen_stage(run, plan.iteration)
     for shard in range(plan.shard_count):
-        for stage in ("rollout", "reward"):
+        for stage in ("rollout", rewards):
             inputs[f"{stage}/{shard:05d}"] = committed(run, plan, stage, shard).content
+        if rewards != OWN:
+            _check_named(run, plan, rewards, shard)
     return inputs
+
+
+def _check_named(run: RunDir, plan: Plan, stage: str, shard: int) -> None:
+    """No chain keeps them up to date. DataError if they are of an earlier rollout."""
+    if committed(run, plan, stage, shard).inputs != reward_inputs(run, plan, shard):
+        raise DataError(
+            f"{stage} {plan.iteration}/{shard} is of an earlier rollout",
+            hint=command(run, stage, plan.iteration, shard),
+        )
 
 
 def sync_inputs(run: RunDir, plan: Plan) -> dict[str, str]:
@@ -193,8 +206,9 @@ def committed_at(run: RunDir, stage: str, iteration: int) -> Manifest:
 
 def command(run: RunDir, stage: str, iteration: int, shard: int | None, *, force: bool = False) -> str:
     """What to type to make an output (again)."""
-    words = ["slime-stages", stage, "--run", str(run.root), "--iter", str(iteration)]
+    words = ["slime-stages", program_of(stage), "--run", str(run.root), "--iter", str(iteration)]
     words += ["--shard", str(shard)] if shard is not None else []
+    words += ["--as", name] if (name := name_of(stage)) is not None else []
     words += ["--force"] if force else []
     return " ".join(words)
 

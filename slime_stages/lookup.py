@@ -10,6 +10,7 @@ from typing import Any
 from slime_stages.errors import MissingInputError, SlimeStagesError, UsageError
 from slime_stages.lineage import command, shard_manifest_path
 from slime_stages.manifest import Manifest, data_path, read_manifest
+from slime_stages.named_rewards import OWN, chosen_stage, names_of, stage_of
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
 from slime_stages.schema import REWARD, ROLLOUT, TRAIN, ShardSchema
@@ -63,6 +64,8 @@ class SampleRecord:
 
     rollout: dict[str, Any]
     reward: dict[str, Any] | None
+    other_rewards: dict[str, dict[str, Any]]
+    """By the name that it was scored under besides."""
     train: dict[str, Any] | None
     notes: tuple[str, ...]
     """Why reward or training are not shown, where they are of an earlier rollout."""
@@ -137,7 +140,7 @@ def samples_of_plan(run: RunDir, plan: Plan, shard: int | None = None) -> Iterat
     for each in committed_shards(run, plan, shard):
         rollout = _read(run, plan, "rollout", each, ROLLOUT, LIGHT_COLUMNS)
         rewards: list[Any] = [None] * len(rollout)
-        if _reward_manifest(run, plan, each) is not None:
+        if reward_manifest(run, plan, each) is not None:
             rewards = _read(run, plan, "reward", each, REWARD, ("reward", "reward_status"))
         for row, scored in zip(rollout, rewards, strict=True):
             yield Found(
@@ -188,7 +191,7 @@ def _record(run: RunDir, item: Found) -> SampleRecord:
     path = shard_manifest_path(run, plan, "rollout", item.shard)
     rollout = _row(data_path(path, read_manifest(path)), ROLLOUT, item.row)
     reward = train = None
-    if _reward_manifest(run, plan, item.shard) is not None:
+    if reward_manifest(run, plan, item.shard) is not None:
         path = shard_manifest_path(run, plan, "reward", item.shard)
         reward = _row(data_path(path, read_manifest(path)), REWARD, item.row)
     elif shard_manifest_path(run, plan, "reward", item.shard).exists():
@@ -200,7 +203,16 @@ def _record(run: RunDir, item: Found) -> SampleRecord:
         else:
             again = command(run, "train", plan.iteration, None)
             notes.append(f"training was of an earlier rollout or reward and is not shown; {again}")
-    return SampleRecord(rollout=rollout, reward=reward, train=train, notes=tuple(notes))
+    others = {name: row for name in names_of(run) if (row := _named_reward(run, item, name)) is not None}
+    return SampleRecord(rollout=rollout, reward=reward, other_rewards=others, train=train, notes=tuple(notes))
+
+
+def _named_reward(run: RunDir, item: Found, name: str) -> dict[str, Any] | None:
+    stage = stage_of(name)
+    manifest = reward_manifest(run, item.plan, item.shard, stage)
+    if manifest is None:
+        return None
+    return _row(data_path(shard_manifest_path(run, item.plan, stage, item.shard), manifest), REWARD, item.row)
 
 
 def _train_row(run: RunDir, plan: Plan, item: Found) -> dict[str, Any] | None:
@@ -212,9 +224,9 @@ def _train_row(run: RunDir, plan: Plan, item: Found) -> dict[str, Any] | None:
     return None
 
 
-def _reward_manifest(run: RunDir, plan: Plan, shard: int) -> Manifest | None:
-    """The manifest of a shard's rewards, if they are of the rollout that is there now."""
-    manifest = _manifest(run, plan, "reward", shard)
+def reward_manifest(run: RunDir, plan: Plan, shard: int, stage: str = OWN) -> Manifest | None:
+    """The manifest of a shard's rewards, the run's own or others, if they are of the rollout that is there now."""
+    manifest = _manifest(run, plan, stage, shard)
     rollout = _manifest(run, plan, "rollout", shard)
     if manifest is None or rollout is None or manifest.inputs.get("rollout") != rollout.content:
         return None
@@ -223,7 +235,7 @@ def _reward_manifest(run: RunDir, plan: Plan, shard: int) -> Manifest | None:
 
 def _is_trained_on(run: RunDir, plan: Plan, train: Manifest, shard: int) -> bool:
     """Whether training read this shard as it is now."""
-    for stage in ("rollout", "reward"):
+    for stage in ("rollout", chosen_stage(run, plan.iteration)):
         manifest = _manifest(run, plan, stage, shard)
         if manifest is None or train.inputs.get(f"{stage}/{shard:05d}") != manifest.content:
             return False

@@ -34,7 +34,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: str
-    """Stage: rollout, reward, train or sync."""
+    """Stage: rollout, reward (or reward-NAME), train or sync."""
     schema_version: int = MANIFEST_VERSION
     run_id: str
     iteration: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,19 @@ from slime_stages.rundir import RunDir
 from slime_stages.sample import Sample
 from slime_stages.sample_table import read_samples
 from slime_stages.schema import REWARD, ROLLOUT
-from slime_stages.shards import flat_lists, read_shard
+from slime_stages.shards import flat_lists, read_batches, read_shard
 from slime_stages.stage import Stage, say
+from slime_stages.tracking import track
 
 Metrics = dict[str, float | None]
 ROLLOUT_COLUMNS = ("group_index", "rollout_id", "response_length", "loss_mask", "status")
+ENGINE_METRICS = (
+    "prefix_cache_hit_rate",
+    "avg_cached_tokens_per_sample",
+    "spec_accept_rate",
+    "spec_accept_length",
+)
+"""Of the engine's counters, as a rollout shard tells them behind `rollout/`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +116,8 @@ def report_scored(stage: Stage) -> None:
     if name == "train":
         metrics = iteration_metrics(scored, stage.config, rollouts)
     else:
-        metrics = evaluation_metrics(scored, stage.config, name) | _own_metrics(rollouts)
+        metrics = evaluation_metrics(scored, stage.config, name) | _engine_metrics(rollouts, f"eval/{name}")
+        metrics |= _own_metrics(rollouts)
     contents = digest_json([shard.reward.content for shard in shards])
     record = stage.run.scored_path(stage.plan.iteration, name, contents)
     if not create_file(record, orjson.dumps(metrics, option=orjson.OPT_INDENT_2)):
@@ -124,6 +134,7 @@ def _append(stage: Stage, metrics: Metrics) -> None:
     line = {"iteration": stage.plan.iteration, "time": now(), **metrics}
     with path.open("ab") as file:
         file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+    track(stage.run, stage.plan, stage.config, metrics)
 
 
 def _own_log(stage: Stage, shards: Sequence[_Shard], scored: Scored, metrics: Metrics) -> bool:
@@ -136,6 +147,7 @@ def _own_log(stage: Stage, shards: Sequence[_Shard], scored: Scored, metrics: Me
     log: Any = load_hook(BY_SETTING[setting], path)
     samples = [sample for shard in shards for sample in _samples(shard)]
     args, extra = stage.config.as_args(), _own_metrics([shard.rollout for shard in shards])
+    args.log_metrics = partial(_append, stage)
     try:
         if training:
             return bool(log(plan.iteration, args, samples, extra, metrics.get("perf/rollout_time")))
@@ -163,7 +175,11 @@ def _shards(run: RunDir, plan: Plan) -> list[_Shard] | None:
 
 
 def _scored(shards: Sequence[_Shard]) -> Scored:
-    rollouts = [read_shard(shard.rollout_path, ROLLOUT, ROLLOUT_COLUMNS) for shard in shards]
+    rollouts, lengths = [], [np.zeros(0, np.int64)]
+    for shard in shards:
+        for table in read_batches(shard.rollout_path, ROLLOUT, ROLLOUT_COLUMNS):  # a mask is as long as its response
+            lengths.append(_written_tokens(table))
+            rollouts.append(table.drop_columns("loss_mask"))
     rewards = [read_shard(shard.reward_path, REWARD, ("reward",)) for shard in shards]
     values = [value for table in rewards for value in table["reward"].to_pylist()]
     groups = [value for table in rollouts for value in table["group_index"].to_pylist()]
@@ -172,7 +188,7 @@ def _scored(shards: Sequence[_Shard]) -> Scored:
     return Scored(
         rewards=np.array([np.nan if value is None else value for value in values], np.float64),
         truncated=np.array([s == "truncated" for table in rollouts for s in table["status"].to_pylist()], np.bool_),
-        lengths=np.concatenate([_written_tokens(table) for table in rollouts]),
+        lengths=np.concatenate(lengths),
         groups=np.array([-1 if value is None else value for value in groups], np.int64),
         attempts=np.array(
             [first_free + row if value is None else value for row, value in enumerate(executions)], np.int64
@@ -217,8 +233,14 @@ def _merged(rollouts: Sequence[Manifest]) -> Metrics:
 
 def _own_metrics(rollouts: Sequence[Manifest]) -> Metrics:
     """What a dynamic filter or a rollout function has counted, without what we say of every shard."""
-    ours = ("rollout/response_len/", "rollout/truncated_ratio", "rollout/prefix_cache_hit_rate", "perf/")
+    told = tuple(f"rollout/{name}" for name in ENGINE_METRICS)
+    ours = ("rollout/response_len/", "rollout/truncated_ratio", "perf/", *told)
     return {key: value for key, value in _merged(rollouts).items() if not key.startswith(ours)}
+
+
+def _engine_metrics(rollouts: Sequence[Manifest], prefix: str) -> Metrics:
+    merged = _merged(rollouts)
+    return {f"{prefix}/{name}": merged[key] for name in ENGINE_METRICS if (key := f"rollout/{name}") in merged}
 
 
 def _lengths(scored: Scored, prefix: str) -> Metrics:

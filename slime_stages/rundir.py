@@ -5,9 +5,12 @@ RUN/
   prompts/prompts.parquet  prompts/eval-NAME.parquet
   iterations/000012/plan.json
   iterations/000012/{rollout,reward}/shard-00003-of-00008.parquet + .json
+  iterations/000012/reward-NAME/shard-00003-of-00008.parquet + .json      the same samples scored under another name
+  iterations/000012/reward.json                                           which of its rewards training reads, if chosen
   iterations/000012/train/{samples.parquet,manifest.json,probes.parquet}
   iterations/000012/sync/manifest.json
   iterations/000012/eval/NAME/{rollout,reward}/shard-…
+  rewards/NAME.json                             what scores under that name
   weights/000013/  checkpoints/iter_0000013/  engines/*.json  logs/  metrics/*.jsonl  metrics/summaries/000012.json
   chain.json  jobs/000012-rollout/attempt-000/   on SLURM: what is wanted, and every submission
 """
@@ -85,6 +88,14 @@ class RunDir:
     def data_source_path(self, iteration: int) -> Path:
         """State of the user's data source after an iteration."""
         return self.iteration_path(iteration) / "data_source"
+
+    def reward_choice_path(self, iteration: int) -> Path:
+        """Which reward the iteration's training reads; without the file, the run's own."""
+        return self.iteration_path(iteration) / "reward.json"
+
+    def reward_settings_path(self, name: str) -> Path:
+        """What scores under a name of its own."""
+        return self.root / "rewards" / f"{name}.json"
 
     def train_samples_path(self, iteration: int) -> Path:
         return self.stage_path("train", iteration) / "samples.parquet"
@@ -180,6 +191,11 @@ class RunDir:
         for path in self.iterations_path.glob("[0-9]*/plan.json"):
             with suppress(OSError, DataError, orjson.JSONDecodeError, AttributeError, KeyError):
                 yield str(unsealed(orjson.loads(path.read_bytes()), path)["run_id"])
+
+
+def program_of(stage: str) -> str:
+    """The program that makes a stage's output: `reward` behind `reward-NAME`."""
+    return stage.partition("-")[0]
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ Settings are taken off the command line before Typer reads it: slime's lists hav
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -39,6 +39,9 @@ FLAGS = "slime_stages.flags"
 class ConfigCommand(TyperCommand):
     """A command that also takes every setting as a flag."""
 
+    shown_sections: Collection[str] | None = None
+    """Whose settings `--help` lists; None: all."""
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from slime_stages.config.flags import split_flags
 
@@ -57,6 +60,8 @@ class ConfigCommand(TyperCommand):
 
         super().format_options(ctx, formatter)
         for name, section in sections().items():
+            if self.shown_sections is not None and name not in self.shown_sections:
+                continue
             rows = [help_row(setting) for setting in fields().values() if setting.section == name]
             with formatter.section(f"[{name}] {section.title}"):
                 formatter.write_dl(rows)
@@ -66,6 +71,17 @@ def takes_config_flags(function: Function) -> Function:
     """Mark a command's function; what was typed comes by `collect(ctx)`."""
     function.command_class = ConfigCommand  # type: ignore[attr-defined]
     return function
+
+
+def takes_flags_of(*sections: str) -> Callable[[Function], Function]:
+    """The same where only settings of these sections mean anything; the function it calls refuses the others."""
+
+    def mark(function: Function) -> Function:
+        own = type("SectionCommand", (ConfigCommand,), {"shown_sections": sections})
+        function.command_class = own  # type: ignore[attr-defined]
+        return function
+
+    return mark
 
 
 def collect(ctx: typer.Context) -> Flags:

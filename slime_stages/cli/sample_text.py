@@ -57,6 +57,7 @@ def head_lines(record: SampleRecord) -> list[str]:
         + optional(", seed {}", row["sampling_seed"])
         + optional(", {:.2f} s", row["generate_seconds"]),
         *reward_lines(record.reward),
+        *(named_line(name, other, record.reward) for name, other in record.other_rewards.items()),
         *train_lines(record.train),
     ]
     lines += [f"label {row['label']}"] if row["label"] is not None else []
@@ -72,12 +73,22 @@ def pairs(row: dict[str, Any], names: dict[str, str]) -> str:
 
 
 def reward_lines(reward: dict[str, Any] | None) -> list[str]:
-    if reward is None:
-        return ["reward not committed"]
+    return ["reward not committed"] if reward is None else [f"reward {reward_text(reward)}"]
+
+
+def named_line(name: str, other: dict[str, Any], own: dict[str, Any] | None) -> str:
+    """A reward of another name, with its difference from the run's own."""
+    values = (other["reward"], own and own["reward"])
+    difference = "" if None in values else f" ({values[0] - values[1]:+g})"
+    return f"reward {name} {reward_text(other, difference)}"
+
+
+def reward_text(reward: dict[str, Any], difference: str = "") -> str:
+    """`1 (+1), scored in 0.02 s`."""
     value = "none" if reward["reward"] is None else f"{reward['reward']:g}"
-    line = f"reward {value}, {reward['reward_status']} in {reward['reward_seconds']:.2f} s"
+    line = f"{value}{difference}, {reward['reward_status']} in {reward['reward_seconds']:.2f} s"
     line += optional(", parts {}", reward["reward_parts"])
-    return [line + optional(": {}", reward["reward_message"])]
+    return line + optional(": {}", reward["reward_message"])
 
 
 def train_lines(train: dict[str, Any] | None) -> list[str]:

@@ -13,6 +13,7 @@ from slime_stages.errors import MissingInputError, UsageError
 if TYPE_CHECKING:
     from slime_stages.lookup import Found
     from slime_stages.plan import Plan
+    from slime_stages.reward_comparison import Comparison
     from slime_stages.rundir import RunDir
 
 STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
@@ -51,7 +52,8 @@ def command(
 ) -> None:
     """Print samples: prompt, response, reward, and what became of them in training.
 
-    Without SAMPLE the first ones of the newest iteration that has any.
+    Without SAMPLE the first ones of the newest iteration that has any, below a comparison of its rewards where it has
+    more than one kind.
     """
     from slime_stages.cli.sample_text import print_samples
     from slime_stages.lookup import read_records
@@ -68,7 +70,41 @@ def command(
         found = named_samples(run_dir, sample, iteration, split or "train")
     else:
         found = chosen_samples(run_dir, iteration, split or "train", shard, (status, reward_status), best)[:count]
+        print_comparisons(run_dir, found[0].plan, shard)
     print_samples(read_records(run_dir, found), tokenizer_folder=run_dir.weights_path(0) if tokens else None)
+
+
+def print_comparisons(run: RunDir, plan: Plan, shard: int | None) -> None:
+    """A line for each reward of another name; nothing if there is none."""
+    from slime_stages.cli.tables import make_console, print_table
+    from slime_stages.lookup import committed_shards
+    from slime_stages.named_rewards import read_settings, settings_text
+    from slime_stages.reward_comparison import comparisons
+
+    rows = [
+        comparison_row(each) | {"scored with": settings_text(read_settings(run, each.name))}
+        for each in comparisons(run, plan, committed_shards(run, plan, shard))
+    ]
+    if rows:
+        console = make_console()
+        print_table(console, rows, droppable=("scored with", "none"))
+        console.print()
+
+
+def comparison_row(found: Comparison) -> dict[str, str]:
+    return {
+        "reward": found.name,
+        "samples": str(found.samples),
+        "none": str(found.without),
+        "mean": figure(found.mean, "{:.4g}"),
+        "own mean": figure(found.own_mean, "{:.4g}"),
+        "difference": figure(found.mean_difference, "{:+.4g}"),
+        "same": figure(found.agreement, "{:.1%}"),
+    }
+
+
+def figure(value: float | None, template: str) -> str:
+    return "-" if value is None else template.format(value)
 
 
 def checked_statuses(status: str | None, reward_status: str | None) -> tuple[str | None, str | None]:

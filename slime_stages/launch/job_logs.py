@@ -10,7 +10,7 @@ from slime_stages.errors import MissingInputError, UsageError
 from slime_stages.launch.job_facts import GOING_ON, ask_scheduler
 from slime_stages.launch.overview import TaskFact
 from slime_stages.launch.run_overview import run_overview
-from slime_stages.rundir import RunDir
+from slime_stages.rundir import RunDir, program_of
 from slime_stages.slurm.jobs import CHAIN_STAGE, Attempt, all_attempts, read_attempt, read_end
 from slime_stages.stage import StageCall
 
@@ -30,7 +30,7 @@ class Wanted:
     attempt: int | None = None
 
     def __post_init__(self) -> None:
-        if self.stage not in (None, *STAGES):
+        if self.stage is not None and program_of(self.stage) not in STAGES:
             raise UsageError(f"there is no stage {self.stage}", hint=f"one of {', '.join(STAGES)}")
 
     @property

@@ -14,7 +14,7 @@ from slime_stages.drain import Drained, drain_reason, install_drain
 from slime_stages.errors import DataError, MissingInputError, RetryableError, SlimeStagesError, UsageError
 from slime_stages.lineage import command
 from slime_stages.plugins import load_function
-from slime_stages.rundir import RunDir
+from slime_stages.rundir import RunDir, program_of
 from slime_stages.stage import StageCall
 
 PROGRAMS = {
@@ -53,7 +53,7 @@ def run_stage(call: StageCall) -> Path:
     try:
         if reason := drain_reason():
             raise Drained(reason)
-        path = load_function(PROGRAMS[call.stage])(call)
+        path = load_function(PROGRAMS[program_of(call.stage)])(call)
     except Drained as drained:
         raise RetryableError(drained.message, hint=_command(call)) from drained
     except (UsageError, DataError, MissingInputError):

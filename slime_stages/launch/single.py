@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slime_stages.errors import RetryableError
 from slime_stages.lineage import shard_manifest_path
-from slime_stages.rundir import RunDir
+from slime_stages.rundir import RunDir, program_of
 from slime_stages.slurm.header import read_header, with_overrides
 from slime_stages.slurm.jobs import Attempt, attempts_of, claim_attempt
 from slime_stages.slurm.queue import scheduler_limits
@@ -26,7 +26,8 @@ def submit_alone(calls: Sequence[StageCall], *, sbatch: Path, overrides: Mapping
     latest: dict[tuple[Path, int, str], list[str]] = {}
     for (root, stage, iteration, split), group in groupby(calls, lambda c: (c.run, c.stage, c.iteration, c.split)):
         run, same = RunDir(root), list(group)
-        header = with_overrides(read_header(sbatch / f"{stage}.sbatch", stage), overrides)
+        program = program_of(stage)
+        header = with_overrides(read_header(sbatch / f"{program}.sbatch", program), overrides)
         plan = read_run_plan(run, iteration, split)
         for call in same:
             path = shard_manifest_path(run, plan, stage, call.shard)
@@ -36,7 +37,9 @@ def submit_alone(calls: Sequence[StageCall], *, sbatch: Path, overrides: Mapping
         for shards in split_shards([call.shard for call in same], scheduler_limits().max_array_size):
             known = attempts_of(run, stage, iteration, split)
             number = max((attempt.number for attempt in known), default=-1) + 1
-            attempt = claim_attempt(run, stage, iteration, split=split, shards=shards, after=number)
+            attempt = claim_attempt(
+                run, stage, iteration, split=split, shards=shards, after=number, until=same[0].until
+            )
             if attempt is None:
                 raise RetryableError(
                     f"another process is submitting {stage} {iteration} at this moment",

@@ -32,6 +32,7 @@ def start_run(run: RunDir, config: Config) -> None:
     check_hf_folder(model)
     check_plugins(config)
     check_engine_flags(config)
+    check_trainer(config)
     config = with_rollout_count(run, config)
     create_file(run.config_revision_path(0), frozen_bytes(config))
     mend_config(run)
@@ -73,8 +74,10 @@ def mend_config(run: RunDir) -> None:
 
 
 def check_plugins(config: Config) -> None:
-    """Load every function that a setting names, and check that it can be called as it will be."""
-    for sentence in check_hooks(config):
+    """Load every function that a setting names, and check that it can be called as it will be; reward types, too."""
+    from slime_stages.rewards.readiness import check_reward_types
+
+    for sentence in (*check_hooks(config), *check_reward_types(config)):
         say(f"warning: {sentence}")
 
 
@@ -95,6 +98,17 @@ def check_engine_flags(config: Config) -> None:
         check_sglang_flags(dict(config.serving.sglang), python)
     if config.serving.router:
         check_router_flags(dict(config.serving.router), python)
+
+
+def check_trainer(config: Config) -> None:
+    """Refuse a model that the trainer does not know or cannot split so, and fields that Megatron-Core does not have."""
+    from slime_stages.config.megatron_fields import check_megatron_fields
+    from slime_stages.weights.mapping.layout import read_huggingface_config
+    from slime_stages.weights.mapping.limits import refuse_unsupported
+
+    if config.train.megatron:
+        check_megatron_fields(config.train.megatron)
+    refuse_unsupported(read_huggingface_config(Path(config.model.hf_checkpoint)), config.train)
 
 
 def change_config(run: RunDir, config: Config, *, allowed: bool) -> None:
@@ -123,6 +137,7 @@ def change_config(run: RunDir, config: Config, *, allowed: bool) -> None:
         )
     check_plugins(config)
     check_engine_flags(config)
+    check_trainer(config)
     revision = current_revision(run) + 1
     if not create_file(run.config_revision_path(revision), frozen_bytes(config)):
         raise UsageError(f"somebody else is changing the config of {run.root}", hint="type the same command again")

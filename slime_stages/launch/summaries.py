@@ -239,7 +239,7 @@ def _look(run: RunDir, part: Part, shards: int) -> array[int]:
 
 def _names(base: str, shards: int, split: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Folder → names of the files in it."""
-    yield base, ("plan.json",)
+    yield base, ("plan.json", "reward.json")
     for stage in ("rollout", "reward"):
         yield f"{base}/{stage}", _shard_names(shards)
     if split == "train":
@@ -255,8 +255,10 @@ def _shard_names(shards: int) -> tuple[str, ...]:
 
 
 def _has_usual_names(kept: Kept, run: RunDir, part: Part) -> bool:
-    """Whether the data lies where `_look` looks."""
+    """Whether the data lies where `_look` looks: not where training reads rewards of another name."""
     folder = f"{_folder(run, part)}/"
+    if any(str(path).startswith(f"{folder}reward-") for path in kept):
+        return False
     return all(
         isinstance(each, SlimeStagesError)
         or each.data in (None, "samples.parquet" if each.kind == "train" else f"{path.name[:-5]}.parquet")

@@ -8,6 +8,7 @@ and never a reward of 0.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import socket
@@ -15,14 +16,22 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 from slime_stages.errors import InternalError, RetryableError, SlimeStagesError, UsageError
 from slime_stages.rewards import hub, wire
 from slime_stages.rewards.remote import RemoteTask
-from slime_stages.rewards.tasks import PoolSettings, RewardOutcome, RewardStatus, RewardTask, answers_of
+from slime_stages.rewards.tasks import (
+    PoolSettings,
+    RewardOutcome,
+    RewardStatus,
+    RewardTask,
+    answers_of,
+    scoring_trace,
+)
 
 __all__ = ["RewardOutcome", "RewardPool", "RewardStatus", "RewardTask"]
 
@@ -48,12 +57,13 @@ class _Packed(NamedTuple):
 class _Ahead:
     """An iterator whose next item can be looked at before it is taken."""
 
-    def __init__(self, source: Iterator[_Packed]) -> None:
-        self._source = source
+    def __init__(self, tasks: Iterable[RewardTask], pack: Callable[[RewardTask], _Packed]) -> None:
+        self._tasks, self._pack = iter(tasks), pack
         self._next: _Packed | None = None
 
     def peek(self) -> _Packed | None:
-        self._next = self._next or next(self._source, None)
+        if self._next is None and (task := next(self._tasks, None)) is not None:
+            self._next = self._pack(task)
         return self._next
 
     def take(self) -> Iterator[_Packed]:
@@ -62,9 +72,10 @@ class _Ahead:
         if taken is not None:
             yield taken
 
-    def rest(self) -> Iterator[_Packed]:
-        yield from self.take()
-        yield from self._source
+    def rest(self) -> Iterator[RewardTask]:
+        """All that is left, one at a time."""
+        yield from (packed.task for packed in self.take())
+        yield from self._tasks
 
 
 class RewardPool:
@@ -124,15 +135,14 @@ class RewardPool:
         for kept in (self._outstanding, self._unit_of, self._left_of_units, self._remote, self._ready):
             kept.clear()  # of an iteration that was given up
         deadline = None if seconds is None else time.monotonic() + seconds
-        ahead = _Ahead(map(self._packed, tasks))
+        ahead = _Ahead(tasks, self._packed)
         while True:
             while unit := self._take_unit(ahead):
                 self._hand_over(unit)
             if not self._outstanding and not self._ready:
                 return
             if (outcome := self._receive_by(deadline)) is None:
-                left = [*self._outstanding.values(), *(packed.task for packed in ahead.rest())]
-                raise _out_of_time(seconds, left)
+                raise _out_of_time(seconds, itertools.chain(self._outstanding.values(), ahead.rest()))
             yield outcome
 
     def submit(self, task: RewardTask) -> None:
@@ -172,7 +182,8 @@ class RewardPool:
     def _packed(self, task: RewardTask) -> _Packed:
         questions = hub.remote_questions(self._args, task.samples)
         if questions is None:
-            is_plain = not task.is_list and hub.is_plain(self._args, task.samples[0])
+            if is_plain := not task.is_list and hub.is_plain(self._args, task.samples[0]):
+                task = replace(task, samples=[hub.plain_view(task.samples[0])])
             return _Packed(task, pickle.dumps(task), is_remote=False, is_plain=is_plain)
         body = RemoteTask(self._args.rm_url, questions).packed()
         return _Packed(task, body, is_remote=True, is_plain=False)
@@ -258,13 +269,20 @@ def _outcome(task: RewardTask, answer: dict[str, Any]) -> RewardOutcome:
         status=RewardStatus(answer["status"]),
         message=answer["message"],
         seconds=answer["seconds"],
+        traces=answer["traces"] or [scoring_trace(sample["trace"], answer) for sample in task.samples],
     )
 
 
-def _out_of_time(seconds: float | None, left: Sequence[RewardTask]) -> RetryableError:
-    keys = ", ".join(task.key for task in left[:_NAMED]) + (", …" if len(left) > _NAMED else "")
+def _out_of_time(seconds: float | None, left: Iterable[RewardTask]) -> RetryableError:
+    """Counts what is left without holding it: it may be most of a large shard."""
+    keys: list[str] = []
+    count = 0
+    for task in left:
+        keys += [task.key] if len(keys) <= _NAMED else []
+        count += len(task.samples)
+    named = ", ".join(keys[:_NAMED]) + (", …" if len(keys) > _NAMED else "")
     return RetryableError(
-        f"{sum(len(task.samples) for task in left)} samples were not scored within {seconds:g} s: {keys}",
+        f"{count} samples were not scored within {seconds:g} s: {named}",
         hint="type it again, with a longer --reward-shard-timeout, a shorter --reward-timeout or more --reward-workers",
     )
 

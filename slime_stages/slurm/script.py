@@ -15,6 +15,8 @@ from typing import Any
 import submitit
 
 from slime_stages.errors import UsageError
+from slime_stages.named_rewards import name_of
+from slime_stages.rundir import program_of
 from slime_stages.slurm.environment import offline_lines
 from slime_stages.slurm.header import COMMANDS
 from slime_stages.slurm.names import comment_of, job_name
@@ -92,7 +94,8 @@ def _call(submission: Submission, shard: int | None) -> str:
     if attempt.stage in COMMANDS.values():
         command = next(word for word, stage in COMMANDS.items() if stage == attempt.stage)
         return f"{submission.header.python} -m slime_stages.cli.main {command} --run {run}"
-    words = f"{submission.header.python} -m stages.{attempt.stage} --run {run} --iter {attempt.iteration}"
+    words = f"{submission.header.python} -m stages.{program_of(attempt.stage)} --run {run} --iter {attempt.iteration}"
+    words += "" if (name := name_of(attempt.stage)) is None else f" --as {name}"
     words += "" if shard is None else f" --shard {shard}"
     words += "" if attempt.split == "train" else f" --eval {shlex.quote(attempt.split)}"
     return f'{words} "$@"'

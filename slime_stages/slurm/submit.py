@@ -163,7 +163,7 @@ def _refusal(submission: Submission, answer: Answer) -> SlimeStagesError:
     place = submission.header.place_of_refusal(words)
     return UsageError(
         f"{place}: sbatch refuses {submission.attempt.stage}'s job: {words}",
-        hint=f"edit it, or give --slurm-{submission.attempt.stage}-OPTION VALUE on the command line",
+        hint=f"edit it, or give --slurm-{submission.header.stage}-OPTION VALUE on the command line",
     )
 
 

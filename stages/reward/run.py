@@ -1,7 +1,8 @@
 """Reward stage: read a committed rollout shard, score it in processes that can be killed, write the thin sidecar.
 
 A sample without a reward has null and a status that says why; never 0 in its place. A signal ends the scoring where it
-stands: no score is kept but with all of its shard, since scoring again gives the same.
+stands: no score is kept but with all of its shard, since scoring again gives the same. A call of `reward-NAME` scores
+by the settings of that name, beside the run's own rewards, which it leaves as they are.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from slime_stages.content import content_digest
 from slime_stages.drain import uninterrupted
@@ -20,6 +22,7 @@ from slime_stages.errors import SlimeStagesError
 from slime_stages.lineage import command, committed, reward_inputs, shard_manifest_path
 from slime_stages.manifest import check_data, data_path
 from slime_stages.metrics import report_scored
+from slime_stages.named_rewards import OWN, config_of
 from slime_stages.payload import dump_json
 from slime_stages.rewards.scoring import Identity, Score, number, score
 from slime_stages.rundir import RunDir
@@ -29,14 +32,27 @@ from slime_stages.schema import REWARD, ROLLOUT
 from slime_stages.shards import ShardWriter, read_batches, read_shard
 from slime_stages.stage import Stage, StageCall, open_stage, read_config, read_run_plan
 
+TOKEN_COLUMNS = (
+    "tokens",
+    "loss_mask",
+    "rollout_log_probs",
+    "teacher_log_probs",
+    "rollout_top_p_token_ids",
+    "rollout_top_p_token_offsets",
+    "rollout_routed_experts",
+)
+"""A number or more for each token of a sample."""
+ROWS_AT_ONCE = 32
+"""Samples whose tokens are lists at a time, which take ten times the memory of a column."""
+
 
 def run(call: StageCall) -> Path:
     """Score shard `call.shard` of iteration `call.iteration`; returns the path of its manifest."""
     run_dir = RunDir(call.run)
     plan = read_run_plan(run_dir, call.iteration, call.split)
-    config = read_config(run_dir, plan.config_revision)
+    config = config_of(run_dir, read_config(run_dir, plan.config_revision), call.stage)
     shard = call.shard or 0
-    path = shard_manifest_path(run_dir, plan, "reward", shard)
+    path = shard_manifest_path(run_dir, plan, call.stage, shard)
     stage = open_stage(call, reward_inputs(run_dir, plan, shard), plan=plan, config=config, path=path)
     if stage is None:
         return path
@@ -52,7 +68,8 @@ def run(call: StageCall) -> Path:
         )
     with uninterrupted(last=True):
         manifest = _write(stage, identities, scores)
-        report_scored(stage)
+        if call.stage == OWN:
+            report_scored(stage)
     return manifest
 
 
@@ -70,8 +87,31 @@ def _samples(stage: Stage, shard: int) -> Iterator[Sample]:
     manifest = committed(stage.run, stage.plan, "rollout", shard)
     path = data_path(shard_manifest_path(stage.run, stage.plan, "rollout", shard), manifest)
     with _telling_how_to_mend(stage, shard):
-        for table in read_batches(path, ROLLOUT):
-            yield from samples_of(table)
+        for table in _tables(path, with_tokens=_calls_functions(stage, path)):
+            for start in range(0, len(table), ROWS_AT_ONCE):
+                for sample in samples_of(table.slice(start, ROWS_AT_ONCE)):
+                    if stage.call.stage != OWN:
+                        sample.reward = None  # the generate function's is the run's own
+                    yield sample
+
+
+def _calls_functions(stage: Stage, path: Path) -> bool:
+    """Whether any sample is scored by a function of the user's, which may look at all of it."""
+    if stage.config.as_args().custom_rm_path:
+        return True
+    named = read_shard(path, ROLLOUT, ("custom_rm_path",))["custom_rm_path"]
+    return bool(named.null_count < len(named))
+
+
+def _tables(path: Path, *, with_tokens: bool) -> Iterator[pa.Table]:
+    """Row groups of a rollout shard. Built-in types see texts only; tokens as lists would take longer than they do."""
+    if with_tokens:
+        yield from read_batches(path, ROLLOUT)
+        return
+    for table in read_batches(path, ROLLOUT, [name for name in ROLLOUT.names if name not in TOKEN_COLUMNS]):
+        for name in TOKEN_COLUMNS:
+            table = table.append_column(name, pa.nulls(len(table), ROLLOUT.arrow.field(name).type))
+        yield table
 
 
 @contextmanager
@@ -85,7 +125,7 @@ def _telling_how_to_mend(stage: Stage, shard: int) -> Iterator[None]:
 
 def _write(stage: Stage, identities: Sequence[Identity], scores: Sequence[Score]) -> Path:
     shard, plan, evaluation = stage.call.shard or 0, stage.plan, stage.call.split != "train"
-    name = stage.run.shard_path("reward", plan.iteration, shard, plan.shard_count, stage.call.split).name
+    name = stage.run.shard_path(stage.call.stage, plan.iteration, shard, plan.shard_count, stage.call.split).name
     numbers = [number(score.reward, stage.config, evaluation=evaluation) for score in scores]
     given = [value for value in numbers if value is not None]
     with stage.output(name) as temporary:
@@ -118,4 +158,5 @@ def _columns(
         "reward_status": [score.status for score in scores],
         "reward_message": [score.message for score in scores],
         "reward_seconds": [score.seconds for score in scores],
+        "trace": [score.trace for score in scores],
     }

@@ -38,6 +38,12 @@ class FakeCommands:
         """What is in the queue, or was a short while ago."""
         (self.folder / "jobs").write_text("".join(_line(job) for job in jobs))
 
+    def answer(self, name: str, text: str) -> None:
+        """Have another command say this, whatever it is asked."""
+        script = self.folder / name
+        script.write_text(f"#!/bin/sh\necho '{text}'\n")
+        script.chmod(0o755)
+
     def go_down(self) -> None:
         (self.folder / "down").touch()
 

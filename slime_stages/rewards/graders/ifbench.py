@@ -16,7 +16,20 @@ from typing import Any
 
 from slime_stages.errors import DataError, MissingInputError
 
-_NLTK_HINT = "python -m nltk.downloader punkt_tab stopwords averaged_perceptron_tagger_eng, where there is a network"
+NLTK_DATA = {
+    "punkt_tab": "tokenizers/punkt_tab/english",
+    "stopwords": "corpora/stopwords",
+    "averaged_perceptron_tagger_eng": "taggers/averaged_perceptron_tagger_eng",
+}
+"""What some of the checkers need of NLTK's data, and where NLTK looks for it. No package has it."""
+_NLTK_HINT = (
+    f"python -m nltk.downloader -d FOLDER {' '.join(NLTK_DATA)}   where there is a network; "
+    "then export NLTK_DATA=FOLDER, on storage that the reward stage sees"
+)
+
+
+class NotInstalled(MissingInputError):
+    """The package with the checkers is not in this environment."""
 
 
 def grade_ifbench(response: str, prompt: str, metadata: Mapping[str, Any]) -> float:
@@ -30,6 +43,23 @@ def grade_ifbench(response: str, prompt: str, metadata: Mapping[str, Any]) -> fl
     arguments = arguments_of(metadata.get("kwargs"), len(names))
     with _fixed_choices():
         return float(all(_follows(response, prompt, *each) for each in zip(names, arguments, strict=True)))
+
+
+def check_data() -> None:
+    """NotInstalled without the checkers, MissingInputError if they lack data."""
+    _checkers()
+    import nltk
+
+    missing = []
+    for name, place in NLTK_DATA.items():
+        try:
+            nltk.data.find(place)
+        except LookupError:
+            missing.append(name)
+    if missing:
+        raise MissingInputError(
+            f"reward type `ifbench` needs data of NLTK that is not here: {', '.join(missing)}", hint=_NLTK_HINT
+        )
 
 
 def arguments_of(given: Any, count: int) -> list[dict[str, Any]]:
@@ -77,8 +107,8 @@ def _checkers() -> dict[str, Any]:
     return dict(INSTRUCTION_DICT)
 
 
-def _not_installed() -> MissingInputError:
-    return MissingInputError(
+def _not_installed() -> NotInstalled:
+    return NotInstalled(
         "reward type `ifbench` needs the package if-verifiable", hint="pip install 'slime-stages[ifbench]'"
     )
 

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from slime_stages.carry import Stream, write_groups
 from slime_stages.commit import create_file
 from slime_stages.config import Config
 from slime_stages.content import content_digest
@@ -53,13 +55,20 @@ class SmallRun:
             seed=42,
             shuffle=False,
             shards=shards,
+            **self._in_turn(iteration, split),
         )
         return freeze_plan(plan, self.run.plan_path(iteration, split))
+
+    def _in_turn(self, iteration: int, split: str) -> dict[str, Any]:
+        """Of a stream, each iteration takes what the one before has left over."""
+        if split != "train" or not self.config.rollout.rollout_streaming:
+            return {}
+        return {"carry_from": (iteration - 1,) if iteration else (), "stream_step": 1}
 
     def rollout(self, plan: Plan, shard: int, *, samples: Sequence[Sample] | None = None, force: bool = False) -> None:
         """Samples whose status is `completed`, but for the last one of each shard, which is `truncated`."""
         rows = list(samples or made_up_samples(plan, shard))
-        stage = self._open("rollout", plan, shard, rollout_inputs(self.run, plan), force=force)
+        stage = self._open("rollout", plan, shard, rollout_inputs(self.run, plan, shard), force=force)
         name = f"shard-{shard:05d}-of-{plan.shard_count:05d}.parquet"
         temporary = stage.temporary(name)
         write_samples(temporary, rows, iteration=plan.iteration, shard=shard, split=plan.split)
@@ -71,13 +80,23 @@ class SmallRun:
             tokens=sum(len(sample.tokens) for sample in rows),
             content=content_digest(temporary, ROLLOUT),
             counts={"issued": issued, "kept": issued, "dropped": 0, "carried": 0, **by_status(rows)},
+            outputs={} if plan.carry_from is None else {"carry": self._nothing_left(plan, shard)},
         )
 
-    def reward(self, plan: Plan, shard: int, *, rewards: Sequence[float | None] | None = None) -> None:
+    def _nothing_left(self, plan: Plan, shard: int) -> dict[str, Any]:
+        """An empty hand-over, behind the prompts of the plan."""
+        path = self.run.shard_path("carry", plan.iteration, shard, plan.shard_count)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream, size = Stream.of(plan, shard, base=0), plan.shards[shard].stop - plan.shards[shard].start
+        return write_groups(path, [], plan=plan, shard=shard, stream=stream, following=size * (plan.iteration + 1))
+
+    def reward(
+        self, plan: Plan, shard: int, *, rewards: Sequence[float | None] | None = None, stage_name: str = "reward"
+    ) -> None:
         """Rewards 0, 1, 0, 1 … over the shard; None is an error of the reward function."""
         samples = read_samples(self.run.shard_path("rollout", plan.iteration, shard, plan.shard_count, plan.split))
         values = list(rewards or [float(row % 2) for row in range(len(samples))])
-        stage = self._open("reward", plan, shard, reward_inputs(self.run, plan, shard))
+        stage = self._open(stage_name, plan, shard, reward_inputs(self.run, plan, shard))
         name = f"shard-{shard:05d}-of-{plan.shard_count:05d}.parquet"
         temporary = stage.temporary(name)
         statuses = ["error" if value is None else "scored" for value in values]
@@ -95,6 +114,7 @@ class SmallRun:
                     "reward_status": statuses,
                     "reward_message": ["no number found" if value is None else None for value in values],
                     "reward_seconds": [0.25] * len(values),
+                    "trace": [None] * len(values),
                 }
             )
         given = [value for value in values if value is not None]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slime_stages.errors import DataError, UsageError
-from slime_stages.rewards.hub import async_rm, batched_async_rm
+from slime_stages.rewards.hub import async_rm, batched_async_rm, plain_view
 from slime_stages.sample import Sample
 
 CUSTOM = "tests.slime_stages.rewards.custom_rewards"
@@ -89,11 +89,20 @@ async def test_the_random_type_gives_a_sample_of_a_seeded_run_the_same_reward_ag
 
 
 async def test_a_list_goes_to_the_runs_function_in_one_call() -> None:
-    siblings = [Sample(response="a", custom_rm_path=f"{CUSTOM}.score_plainly"), Sample(response="bbb")]
+    siblings = [Sample(response="a"), Sample(response="bbb")]
     args = settings(custom_rm_path=f"{CUSTOM}.score_async")
 
     assert await batched_async_rm(args, siblings) == [1.0, 3.0]
     assert await async_rm(args, siblings) == [1.0, 3.0]
+
+
+async def test_a_sample_with_a_function_of_its_own_is_scored_by_that_and_the_others_in_one_call() -> None:
+    own = f"{CUSTOM}.score_plainly"
+    group = [Sample(response="a"), Sample(response="b", custom_rm_path=own), Sample(response="ccc")]
+    args = settings(custom_rm_path=f"{CUSTOM}.score_async")
+
+    assert await batched_async_rm(args, group) == [1.0, 7.0, 3.0]
+    assert await batched_async_rm(args, group[1:2]) == [7.0]
 
 
 async def test_a_list_without_a_function_of_the_run_is_scored_one_by_one() -> None:
@@ -125,3 +134,11 @@ async def test_no_type_at_all_says_how_to_set_one() -> None:
         await async_rm(settings(), Sample())
 
     assert "--rm-type with one of code, dapo" in str(caught.value.hint)
+
+
+def test_tokens_do_not_travel_to_a_grader_that_does_not_look_at_them() -> None:
+    view = plain_view(Sample(tokens=[1] * 4, response="a", label="b", index=3).to_dict())
+
+    assert "tokens" not in view
+    assert (view["response"], view["label"], view["index"]) == ("a", "b", 3)
+    assert Sample.from_dict(view).response == "a"

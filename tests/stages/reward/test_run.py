@@ -84,6 +84,13 @@ def test_the_number_of_a_dict_reward_is_the_entry_asked_for() -> None:
     assert number(only.reward, config) == 3.0
 
 
+def test_evaluation_may_have_an_entry_of_its_own() -> None:
+    config = resolved(reward_key="score", eval_reward_key="length").config
+    reward = {"score": 1.0, "length": 3.0}
+
+    assert (number(reward, config), number(reward, config, evaluation=True)) == (1.0, 3.0)
+
+
 def test_a_dict_reward_without_reward_key_is_a_usage_error_that_names_the_keys() -> None:
     config = resolved(custom_rm_path=f"{HERE}.parts_reward").config
 
