@@ -1,12 +1,14 @@
 """The journal of a shard in the making: groups, appended as they come, for the attempt after a kill.
 
 One file an attempt, an Arrow stream of `ROLLOUT` rows with one record batch a group. What is found out about a group
-later, such as its rewards, follows as a batch without rows. A torn tail is left unread.
+later, such as its rewards, follows as a batch without rows, and so does the time at which generating began. A torn tail
+is left unread.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -60,6 +62,8 @@ class Journal:
         notes: dict[GroupKey, dict[str, Any]] = {}
         for path in sorted(self._folder.glob("*.arrows")):
             for batch, about in self._batches(path):
+                if "began" in about:
+                    continue
                 if not len(batch):
                     notes.setdefault((about["group"][0], about["group"][1]), about["note"])
                     continue
@@ -87,6 +91,22 @@ class Journal:
                     found.add((batch["group_index"][0].as_py(), batch["index"][0].as_py()))
         return len(found)
 
+    def seconds(self) -> float:
+        """For which earlier attempts have generated, as far as they left a sign of it; at the same time counts once."""
+        attempts = []
+        for path in self._folder.glob("*.arrows"):
+            last = path.stat().st_mtime
+            attempts += [(about["began"], last) for _, about in self._batches(path) if "began" in about]
+        total, end = 0.0, -inf
+        for began, last in sorted(attempts):
+            total += max(0.0, last - max(began, end))
+            end = max(end, last)
+        return total
+
+    def begin(self) -> None:
+        """Record that generating begins now."""
+        self._write_about({"began": time.time()})
+
     def append(self, group: Sequence[Sample], *, is_finished: bool = True) -> None:
         """Record one group; it survives a kill from here on. One that is not finished may come again, further on."""
         assert group, "a group has samples"
@@ -96,7 +116,7 @@ class Journal:
 
     def note(self, group: Sequence[Sample], note: dict[str, Any]) -> None:
         """Record what was found out about a group that was appended; the first note counts."""
-        self._write(pa.RecordBatch.from_pylist([], schema=ROLLOUT.arrow), {"group": _key(group), "note": note})
+        self._write_about({"group": _key(group), "note": note})
 
     def discard(self) -> None:
         """Delete the journal of this shard, all attempts."""
@@ -122,6 +142,9 @@ class Journal:
             self._stream.write_batch(batch, custom_metadata={"about": orjson.dumps(about)} if about else None)
             self._raw.flush()
             os.fsync(self._raw.fileno())
+
+    def _write_about(self, about: dict[str, Any]) -> None:
+        self._write(pa.RecordBatch.from_pylist([], schema=ROLLOUT.arrow), about)
 
     def _batches(self, path: Path) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
         """Each with what is said about it."""

@@ -49,10 +49,11 @@ class Plan(BaseModel):
     """Ask the prompts of each epoch in an order of its own."""
     shards: tuple[ShardPlan, ...]
     carry_from: tuple[int, ...] | None = None
-    """Earlier iterations whose hand-overs of prompts this one takes, each of them once in the run; null: prompts are
-    neither taken nor handed over, and every shard asks exactly its slice."""
+    """Earlier iterations whose hand-overs of prompts this one takes, each of them once in the run, and whose rollouts
+    it waits for; null: prompts are neither taken nor handed over, and every shard asks exactly its slice."""
     stream_step: int | None = None
-    """With a hand-over: iterations from one to the next that asks on where this one stops; 1 + staleness."""
+    """With a hand-over: iterations from one to the next that asks on where this one stops; 1 + staleness, or 1 if each
+    goes on with what the one before has in flight."""
     data_source_from: int | None = None
     """Iteration whose state the user's data source goes on from; null for the first one, and for the prompt table."""
 
@@ -74,6 +75,11 @@ class Plan(BaseModel):
     def staleness(self) -> int:
         """Versions by which the weights that generate are older than the policy that is trained."""
         return self.start_version - self.policy_version
+
+    @property
+    def taken_until(self) -> int:
+        """Hand-overs of the iterations before this one are taken by this plan, or by plans before it."""
+        return max([self.policy_version, *(iteration + 1 for iteration in self.carry_from or ())])
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(sealed(self._values()), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -22,7 +22,7 @@ from slime_stages.config.frozen import read_frozen
 from slime_stages.errors import DataError, MissingInputError, SlimeStagesError
 from slime_stages.manifest import Manifest, check_data, check_size, commit_data, commit_manifest, now, read_manifest
 from slime_stages.plan import Plan, read_plan
-from slime_stages.rundir import RunDir
+from slime_stages.rundir import RunDir, program_of
 
 SECTIONS_READ = {
     "rollout": ("rollout", "plugins"),
@@ -36,7 +36,7 @@ SECTIONS_READ = {
 def config_digest(config: Config, call: StageCall) -> str:
     """Digest of what a call reads of the config. Evaluation has a section of its own; some rollouts score, too."""
     more = ("eval",) if call.split != "train" else ("reward",) if config.rollout.scores else ()
-    return config.digest((*SECTIONS_READ[call.stage], *(more if call.stage == "rollout" else ())))
+    return config.digest((*SECTIONS_READ[program_of(call.stage)], *(more if call.stage == "rollout" else ())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +44,20 @@ class StageCall:
     """One call of a stage program, as the command line, a job or a driver makes it."""
 
     stage: str
+    """rollout, reward, train or sync; `reward-NAME` scores under another name."""
     run: Path
     iteration: int
     shard: int | None = None
     split: str = "train"
     """`train`, or the name of an evaluation set."""
+    until: int | None = None
+    """Of a rollout that streams: one past the last iteration that the call goes on to, shard by shard."""
     force: bool = False
     """Do it again even if it is committed and fresh; the old output moves to `superseded/`."""
 
     def to_json(self) -> str:
-        return orjson.dumps({**_fields(self), "run": str(self.run)}).decode()
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return orjson.dumps({**values, "run": str(self.run)}).decode()
 
     @classmethod
     def from_json(cls, text: str) -> StageCall:
@@ -294,7 +298,3 @@ def append_metrics(stage: Stage, metrics: Mapping[str, float | None]) -> None:
 def say(text: str) -> None:
     """Tell the person who reads the log."""
     print(text, file=sys.stderr, flush=True)
-
-
-def _fields(call: StageCall) -> dict[str, Any]:
-    return {name: getattr(call, name) for name in StageCall.__slots__}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from slime_stages.stage import StageCall
 
 POLL_SECONDS = 20.0
+MOST_LOOKS = 10
 DEFAULT_SBATCH = Path("sbatch")
 
 SbatchFolder = Annotated[
@@ -167,4 +169,9 @@ def command(run: RunFolder = None, drive_it: Drive = False, by_job: ByJob = Fals
     if drive_it:
         drive(run_dir)
         return
-    print_submitted(run_dir, advance(run_dir, by_job=by_job))
+    for _ in range(MOST_LOOKS):
+        result = advance(run_dir, by_job=by_job)
+        print_submitted(run_dir, result)
+        if not (by_job and result.is_taken):
+            break
+        time.sleep(random.uniform(1.0, 5.0))  # whoever else submits may have looked before this job's output was there

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slime_stages.errors import RetryableError, SlimeStagesError, UsageError
+from slime_stages.launch.chain_jobs import wanted_jobs
 from slime_stages.launch.chain_state import (
     Chain,
     chain_begun_now,
@@ -25,11 +26,9 @@ from slime_stages.launch.chain_state import (
     write_chain,
 )
 from slime_stages.launch.iterate import retain
-from slime_stages.launch.job_graph import JobKey, PlannedJob, evaluation_jobs, job_graph
-from slime_stages.launch.plans import ensure_plan, evaluates
-from slime_stages.launch.start_run import current_revision
+from slime_stages.launch.job_graph import JobKey, PlannedJob
 from slime_stages.launch.states import first_incomplete
-from slime_stages.launch.survey import Survey, Unit, survey
+from slime_stages.launch.survey import Survey, Unit, is_streamed, survey
 from slime_stages.lineage import command
 from slime_stages.rundir import RunDir
 from slime_stages.slurm.jobs import CHAIN_STAGE, Attempt, attempts_of, claim_attempt
@@ -37,10 +36,7 @@ from slime_stages.slurm.queue import query, scheduler_limits
 from slime_stages.slurm.submission import Submission
 from slime_stages.slurm.submit import cancel_jobs, job_name, set_dependency, split_shards, submit_attempt
 from slime_stages.slurm.verdicts import Action, Verdict, judge
-from slime_stages.stage import read_config, say
-
-PAST_EVALUATIONS = 2
-"""Versions before the first incomplete iteration whose evaluations are still seen to."""
+from slime_stages.stage import say
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,9 +81,10 @@ def advance(run: RunDir, *, by_job: bool = False, ended: str | None = None) -> A
     for iteration in range(max(0, done - 2), done):
         retain(run, iteration)
     window = range(done, max(done, min(chain.target, done + chain.lookahead)))
-    jobs = _wanted_jobs(run, chain, window)
+    jobs = wanted_jobs(run, chain, window)
     found = survey(run, jobs, chain, ended=ended)
-    step = _Step(run=run, chain=chain, found=found)
+    streams = any(is_streamed(run, job.key) for job in jobs)
+    step = _Step(run=run, chain=chain, found=found, streams=streams)
     try:
         for job in jobs:
             step.handle(job)
@@ -105,31 +102,6 @@ def advance(run: RunDir, *, by_job: bool = False, ended: str | None = None) -> A
     if jobs and not step.result.complete and not chain.is_driven:
         step.keep_watch(jobs)
     return step.result
-
-
-def _wanted_jobs(run: RunDir, chain: Chain, window: range) -> list[PlannedJob]:
-    """The window's jobs, behind evaluations of weights that came out before it and may not be done."""
-    config = read_config(run, current_revision(run))
-    past = range(max(0, window.start - PAST_EVALUATIONS), window.start)
-    jobs = [
-        replace(job, depends_on=() if job.stage == "rollout" else job.depends_on)
-        for version in past
-        if evaluates(config, version) and run.weights_path(version).exists()
-        for job in evaluation_jobs(run, version)
-    ]
-    if not window and config.eval.eval_interval is not None:
-        return [*jobs, *evaluation_jobs(run, window.start)]
-    for iteration in window:
-        ensure_plan(run, iteration)  # it says which weights to wait for
-    graph = job_graph(run, window, final=window.stop == chain.target)
-    return [*jobs, *(_alone(job) if config.serving.serving_mode != "job" else job for job in graph)]
-
-
-def _alone(job: PlannedJob) -> PlannedJob:
-    """Engines that all jobs share serve one version of the weights at a time: one iteration after the other."""
-    if job.stage != "rollout" or job.split != "train" or job.iteration == 0:
-        return job
-    return replace(job, depends_on=(*job.depends_on, JobKey("rollout", job.iteration - 1)))
 
 
 class _Stop(Exception):
@@ -151,10 +123,14 @@ class _Step:
     chain: Chain
     found: Survey
     result: Advance = field(default_factory=Advance)
+    streams: bool
+    """Rollouts go on from one iteration to the next."""
     newest: dict[JobKey, list[str]] = field(default_factory=dict)
     """Ids of jobs submitted in this pass."""
 
     def handle(self, job: PlannedJob) -> None:
+        if self._is_early(job):
+            return
         wanted, excluded = [], set()
         for unit in self.found.units[job.key]:
             if (unit.is_wanted or self._is_stuck(unit)) and self._is_needed(job, unit):
@@ -165,7 +141,7 @@ class _Step:
         if wanted:
             self._submit(job, wanted, sorted(excluded))
         for attempt in self.found.pending(job.key):
-            if set(self._before(job)) - set(attempt.dependencies):
+            if attempt.iteration == job.iteration and set(self._before(job)) - set(attempt.dependencies):
                 self._wait_for(attempt, self._before(job))
 
     def keep_watch(self, jobs: Sequence[PlannedJob]) -> None:
@@ -181,6 +157,12 @@ class _Step:
                 self._wait_for(waiting[-1], after)
         elif after:
             self._claimed_and_submitted(key, (None,), after, ())
+
+    def _is_early(self, job: PlannedJob) -> bool:
+        """Whether a stream has yet to make what the job reads: it calls again when that is committed, but its own job
+        may go on for long."""
+        missing = [key for key in job.depends_on if not self.found.is_whole(key)]
+        return any(is_streamed(self.run, key) or (self.streams and not self._ids(key)) for key in missing)
 
     def _is_needed(self, job: PlannedJob, unit: Unit) -> bool:
         """What was made from other inputs than it would be now is made again if this chain altered those inputs.
@@ -237,7 +219,15 @@ class _Step:
         self, key: JobKey, shards: Sequence[int | None], before: Sequence[str], excluded: Sequence[str]
     ) -> None:
         number = self.found.next_number(key)
-        attempt = claim_attempt(self.run, key.stage, key.iteration, split=key.split, shards=shards, after=number)
+        attempt = claim_attempt(
+            self.run,
+            key.stage,
+            key.iteration,
+            split=key.split,
+            shards=shards,
+            after=number,
+            until=self.chain.target if is_streamed(self.run, key) else None,
+        )
         if attempt is None:
             raise _Taken
         self.found.attempts.setdefault(key, []).append(attempt)
@@ -256,7 +246,8 @@ class _Step:
             self.newest.setdefault(key, []).append(attempt.job_id)
 
     def _before(self, job: PlannedJob) -> list[str]:
-        return sorted({id_ for key in job.depends_on for id_ in self._ids(key)})
+        made = [key for key in job.depends_on if not is_streamed(self.run, key)]
+        return sorted({id_ for key in made for id_ in self._ids(key)})
 
     def _ids(self, key: JobKey) -> list[str]:
         return sorted({*self.found.live_jobs(key), *self.newest.get(key, ())})

@@ -14,7 +14,7 @@ from slime_stages.config import Config
 from slime_stages.errors import SlimeStagesError
 from slime_stages.manifest import Manifest
 from slime_stages.rundir import RunDir
-from slime_stages.weights.checkpoints import complete_iterations, iteration_folder
+from slime_stages.weights.checkpoints import complete_iterations, critic_checkpoints, iteration_folder
 from slime_stages.weights.publish import published_versions
 
 BYTES_PER_TOKEN = 5.3
@@ -33,7 +33,7 @@ class DiskNeed:
     weights: int | None
     """One published version."""
     checkpoint: int | None
-    """One checkpoint with the optimizer's state."""
+    """One checkpoint with the optimizer's state, and that of a critic beside it."""
     total: int | None
     """Most that the iterations add to what the run has now."""
     free: int
@@ -73,9 +73,20 @@ def weights_bytes(run: RunDir) -> int | None:
 
 
 def checkpoint_bytes(run: RunDir, config: Config) -> int | None:
-    """Of the newest one; without one, by the parameters of the model."""
-    if complete := complete_iterations(run.checkpoints_path):
-        return folder_bytes(iteration_folder(run.checkpoints_path, complete[-1]))
+    """Of the newest one; without one, by the parameters of the model. A critic's is counted in, or as the policy's."""
+    folder = run.checkpoints_path
+    policy = _newest_bytes(folder) or _bytes_by_parameters(run, config)
+    if policy is None or not config.algorithm.uses_critic:
+        return policy
+    return policy + (_newest_bytes(critic_checkpoints(folder)) or policy)
+
+
+def _newest_bytes(checkpoints: Path) -> int | None:
+    complete = complete_iterations(checkpoints)
+    return folder_bytes(iteration_folder(checkpoints, complete[-1])) if complete else None
+
+
+def _bytes_by_parameters(run: RunDir, config: Config) -> int | None:
     weights, dtype = weights_bytes(run), _dtype_bytes(run)
     if weights is None or dtype is None:
         return None

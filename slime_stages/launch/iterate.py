@@ -23,8 +23,9 @@ from slime_stages.launch.states import (
     iteration_states,
     state_of,
 )
+from slime_stages.launch.streams import Streams
 from slime_stages.launch.warm import WarmEngine
-from slime_stages.lineage import command
+from slime_stages.lineage import command, shard_manifest_path
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
 from slime_stages.stage import StageCall, read_config, say
@@ -71,10 +72,16 @@ def iterate(
     _check_past(run, iterations.start, executor, on_event)
     planned = ensure_plan(run, iterations.start).policy_version
     version = planned if run.weights_path(planned).exists() else 0
-    with WarmEngine(run, policy_version=version) as engine:
-        loop = _Loop(run=run, executor=executor, on_event=on_event, accept_stale=accept_stale, engine=engine)
-        if not all(has_rollouts(run, iteration) for iteration in iterations):
-            engine.start()
+    with WarmEngine(run, policy_version=version) as engine, Streams(run=run, until=iterations.stop) as streams:
+        loop = _Loop(
+            run=run,
+            executor=executor,
+            on_event=on_event,
+            accept_stale=accept_stale,
+            engine=engine,
+            streams=streams,
+        )
+        loop.begin(iterations)
         closely = [iteration for iteration in iterations if is_begun(run, iteration)]
         for iteration in iterations:
             deep = iteration in (closely if iterations[-1] in closely else closely[-1:])
@@ -91,10 +98,24 @@ class _Loop:
     on_event: Callable[[Event], None]
     accept_stale: bool
     engine: WarmEngine
+    streams: Streams
+
+    def begin(self, iterations: range) -> None:
+        """Start what the first missing rollout needs, while all that comes before it is looked at."""
+        missing = next((iteration for iteration in iterations if not has_rollouts(self.run, iteration)), None)
+        if missing is None:
+            return
+        plan = self._planned(missing)
+        if not self._streams(plan):
+            self.engine.start()
+            return
+        for call in calls_of(self.run, plan):
+            if call.stage == "rollout":
+                self.streams.begin(call)
 
     def complete(self, iteration: int, *, deep: bool) -> None:
         """Make whatever of the iteration is not fresh."""
-        plan = ensure_plan(self.run, iteration)
+        plan = self._planned(iteration)
         if any(item.state.kind != "fresh" for item in iteration_states(self.run, plan, deep=deep)):
             self._run_all(plan, deep=deep)
         self.on_event(Event(kind="iteration", iteration=iteration))
@@ -106,6 +127,18 @@ class _Loop:
         for split, _ in config.eval.datasets if wanted and self.run.weights_path(version).exists() else ():
             self._run_all(ensure_eval_plan(self.run, version, split), deep=deep)
             self.on_event(Event(kind="evaluation", iteration=version))
+
+    def _streams(self, plan: Plan) -> bool:
+        return plan.split == "train" and read_config(self.run, plan.config_revision).rollout.rollout_streaming
+
+    def _planned(self, iteration: int) -> Plan:
+        """The plan of an iteration, and of those that a stream may get to while this one is trained."""
+        plan = ensure_plan(self.run, iteration)
+        if self._streams(plan):
+            ahead = iteration + 2 + read_config(self.run, plan.config_revision).rollout.staleness
+            for number in range(iteration + 1, min(ahead, self.streams.until)):
+                ensure_plan(self.run, number)
+        return plan
 
     def _run_all(self, plan: Plan, *, deep: bool) -> None:
         """Run every call whose output is not fresh. What became stale by that is made again; what was, is refused."""
@@ -122,10 +155,21 @@ class _Loop:
                     f"warning: {call.title} is {state.reason or state.kind}; what it was made from is not kept any more"
                 )
                 continue
+            self._run(call, plan, config)
+            remade = True
+
+    def _run(self, call: StageCall, plan: Plan, config: Config) -> None:
+        if call.stage != "rollout" or not self._streams(plan):
             if call.stage == "rollout":
                 self.engine.wait()
             run_call(call, self.executor, self.on_event)
-            remade = True
+            return
+        path = shard_manifest_path(self.run, plan, "rollout", call.shard)
+        self.on_event(Event(kind="start", iteration=call.iteration, call=call))
+        started = time.monotonic()
+        self.streams.wait_for(call, lambda: path.exists() and state_of(self.run, plan, config, call).is_fresh)
+        seconds = time.monotonic() - started
+        self.on_event(Event(kind="done", iteration=call.iteration, call=call, seconds=seconds, manifest=str(path)))
 
 
 def run_call(call: StageCall, executor: LocalExecutor, on_event: Callable[[Event], None]) -> None:

@@ -19,9 +19,9 @@ from slime_stages.launch.chain_state import Chain, read_chain
 from slime_stages.launch.overview import IterationOverview, OpenOutput, StageOverview, TaskFact
 from slime_stages.lineage import manifests_kept
 from slime_stages.rundir import RunDir
-from slime_stages.slurm.jobs import Attempt, attempts_of, read_end
+from slime_stages.slurm.jobs import Attempt, attempts_of, read_end, streams_over
 from slime_stages.slurm.liveness import is_live
-from slime_stages.stage import read_run_plan
+from slime_stages.stage import read_config, read_run_plan
 
 if TYPE_CHECKING:
     from slime_stages.slurm.endings import TaskRun
@@ -116,12 +116,23 @@ def _units(run: RunDir, part: IterationOverview) -> Iterable[_Unit]:
         if not overview.open_outputs:
             continue
         try:
-            attempts = attempts_of(run, stage, part.iteration, part.split)
+            attempts = _submissions(run, stage, part)
         except SlimeStagesError:
             continue
         for output in overview.open_outputs:
             if mine := tuple(attempt for attempt in attempts if output.shard in attempt.shards):
                 yield _Unit(part=part, stage=stage, output=output, attempts=mine)
+
+
+def _submissions(run: RunDir, stage: str, part: IterationOverview) -> list[Attempt]:
+    """With those that began at an earlier iteration and go on to this one."""
+    own = attempts_of(run, stage, part.iteration, part.split)
+    if (stage, part.split) != ("rollout", "train"):
+        return own
+    plan = read_run_plan(run, part.iteration)
+    if not read_config(run, plan.config_revision).rollout.rollout_streaming:
+        return own
+    return [*streams_over(run, part.iteration, [output.shard for output in part.stages[stage].open_outputs]), *own]
 
 
 def _fact(run: RunDir, unit: _Unit, queue: Queue | None, chain: Chain | None, *, is_silent: bool) -> TaskFact | None:
@@ -134,9 +145,9 @@ def _fact(run: RunDir, unit: _Unit, queue: Queue | None, chain: Chain | None, *,
     if task is None and not is_at_it:
         return None  # given up before it was submitted
     fact = TaskFact(
-        title=attempt.call(run, shard).title,
+        title=replace(attempt.call(run, shard), iteration=unit.part.iteration).title,
         stage=unit.stage,
-        iteration=attempt.iteration,
+        iteration=unit.part.iteration,
         split=attempt.split,
         shard=shard,
         activity="queued",

@@ -2,11 +2,13 @@
 
 sync(i-1-staleness) ─► rollout(i) ─► reward(i) ─► train(i) ─► sync(i) ─► …
                                     train(i-1) ─┘            └► evaluation of version i+1, which nothing waits for
+
+Where rollouts stream, rollout(i) also waits for rollout(i-1), whose jobs go on to it themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,21 +58,27 @@ def job_graph(run: RunDir, iterations: range, *, staleness: int | None = None, f
             iteration,
             plan.shard_count if plan else config.rollout.rollout_shards,
             policy_version=plan.policy_version if plan else max(0, iteration - lag),
+            carry_from=(plan.carry_from or ()) if plan else (),
         )
         jobs += evaluation_jobs(run, iteration) if evaluates(config, iteration) else ()
     evaluates_end = evaluates(config, iterations.stop) or (final and config.eval.eval_interval is not None)
     return [*jobs, *evaluation_jobs(run, iterations.stop)] if iterations and evaluates_end else jobs
 
 
-def iteration_jobs(iteration: int, shards: int, *, policy_version: int) -> Iterator[PlannedJob]:
-    """Rollout array, reward array, train, sync. Older weights than the newest let generation overlap with training."""
+def iteration_jobs(
+    iteration: int, shards: int, *, policy_version: int, carry_from: Sequence[int] = ()
+) -> Iterator[PlannedJob]:
+    """Rollout array, reward array, train, sync. Older weights than the newest let generation overlap with training;
+    rollouts that are handed over by `carry_from` may be newer than these."""
     generated, scored = JobKey("rollout", iteration), JobKey("reward", iteration)
     trained_before = (JobKey("train", iteration - 1),) if policy_version < iteration else ()
+    published = (JobKey("sync", policy_version - 1),) if policy_version else ()
+    handed_over = (JobKey("rollout", earlier) for earlier in carry_from if earlier >= policy_version)
     yield PlannedJob(
         stage="rollout",
         iteration=iteration,
         shards=tuple(range(shards)),
-        depends_on=(JobKey("sync", policy_version - 1),) if policy_version else (),
+        depends_on=(*published, *handed_over),
     )
     yield PlannedJob(stage="reward", iteration=iteration, shards=tuple(range(shards)), depends_on=(generated,))
     yield PlannedJob(stage="train", iteration=iteration, depends_on=(scored, *trained_before))

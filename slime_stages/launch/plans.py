@@ -63,7 +63,8 @@ def _new_plan(run: RunDir, iteration: int, split: str) -> Plan:
     revision = _revision_of(run, iteration, split)
     config = read_config(run, revision)
     batch, version = config.rollout.rollout_batch_size, _policy_version(run, iteration, config)
-    carry_from = _carry_from(run, iteration, version, begins=config.rollout.carries)
+    is_in_turn = config.rollout.rollout_streaming or _asks_in_turn(run, iteration - 1)
+    carry_from = _carry_from(run, iteration, iteration if is_in_turn else version, begins=config.rollout.carries)
     return Plan(
         run_id=run.run_id(),
         iteration=iteration,
@@ -75,7 +76,7 @@ def _new_plan(run: RunDir, iteration: int, split: str) -> Plan:
         shuffle=config.data.rollout_shuffle,
         shards=plan_shards(iteration * batch, batch, config.rollout.rollout_shards),
         carry_from=carry_from,
-        stream_step=None if carry_from is None else 1 + config.rollout.staleness,
+        stream_step=None if carry_from is None else 1 if is_in_turn else 1 + config.rollout.staleness,
         data_source_from=iteration - 1 if iteration and config.plugins.data_source_path else None,
     )
 
@@ -141,18 +142,25 @@ def _policy_version(run: RunDir, iteration: int, config: Config) -> int:
     return min((version for version in published if wanted < version <= iteration), default=wanted)
 
 
-def _carry_from(run: RunDir, iteration: int, policy_version: int, *, begins: bool) -> tuple[int, ...] | None:
-    """The iterations that are done for certain when this one begins, since its weights came after them, and whose
-    hand-overs no plan before takes. Once one has handed over, all do: nothing that was left over is lost."""
+def _carry_from(run: RunDir, iteration: int, end: int, *, begins: bool) -> tuple[int, ...] | None:
+    """The iterations before `end` whose hand-overs no plan before takes. Once one has handed over, all do: nothing that
+    was left over is lost."""
     before = _carrying(run, iteration - 1)
     if before is None:
         return () if begins else None
     taken, known = 0, {iteration - 1: before}
-    while before is not None and before.iteration > taken:  # a plan takes what is older than its weights
-        taken = max(taken, before.policy_version)
+    while before is not None and before.iteration > taken:
+        taken = max(taken, before.taken_until)
         before = _carrying(run, before.iteration - 1)
         known |= {} if before is None else {before.iteration: before}
-    return tuple(number for number in range(taken, policy_version) if number in known or _carrying(run, number))
+    return tuple(number for number in range(taken, end) if number in known or _carrying(run, number))
+
+
+def _asks_in_turn(run: RunDir, iteration: int) -> bool:
+    """Whether an iteration has asked on where the one before it stopped, in spite of a lag, as streaming does. Those
+    after it then do so too: they could not know which prompts were asked by one that they do not wait for."""
+    plan = _carrying(run, iteration)
+    return plan is not None and (plan.stream_step or 1) <= read_config(run, plan.config_revision).rollout.staleness
 
 
 def _carrying(run: RunDir, iteration: int) -> Plan | None:

@@ -20,8 +20,9 @@ from slime_stages.digest import sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError, UsageError
 from slime_stages.plan import Plan, read_plan
 from slime_stages.prompts.build import PromptCounts, build_prompts
+from slime_stages.prompts.media import IMAGE
 from slime_stages.prompts.settings import PromptSettings
-from slime_stages.prompts.source import SCHEMAS
+from slime_stages.prompts.source import SCHEMAS, VERL_IMAGES
 from slime_stages.prompts.table import table_schema, write_prompt_table
 from slime_stages.rundir import RunDir
 from slime_stages.stage import say
@@ -164,6 +165,12 @@ def _make_table(run: RunDir, config: Config, split: str, settings: PromptSetting
 def _tell(split: str, settings: PromptSettings, counts: PromptCounts) -> None:
     for schema, count in counts.schemas.items():
         say(f"{split}: {count} of {counts.read} prompts are in {schema}'s schema: {SCHEMAS[schema]}")
+    if counts.images_unread:
+        keys = orjson.dumps({IMAGE: VERL_IMAGES}).decode()
+        say(
+            f"warning: {split}: {counts.images_unread} of {counts.read} prompts have images that the model is not "
+            f"shown; --multimodal-keys '{keys}' shows them"
+        )
     if counts.dropped:
         say(
             f"{split}: {counts.dropped} of {counts.read} prompts have more than "

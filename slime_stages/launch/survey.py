@@ -19,7 +19,7 @@ from slime_stages.launch.states import state_of
 from slime_stages.lineage import shard_manifest_path
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
-from slime_stages.slurm.jobs import Attempt, attempts_of, read_end
+from slime_stages.slurm.jobs import Attempt, attempts_of, read_end, streams_over
 from slime_stages.slurm.liveness import claimer_lives, is_live
 from slime_stages.slurm.queue import JobInfo, Queue, query
 from slime_stages.slurm.submit import find_submitted, job_name
@@ -88,7 +88,8 @@ class Survey:
         return all(unit.state.is_fresh for unit in self.units.get(key, ()))
 
     def next_number(self, key: JobKey) -> int:
-        return max((attempt.number for attempt in self.attempts.get(key, ())), default=-1) + 1
+        own = [attempt.number for attempt in self.attempts.get(key, ()) if attempt.iteration == key.iteration]
+        return max(own, default=-1) + 1
 
 
 def survey(run: RunDir, jobs: Sequence[PlannedJob], chain: Chain, *, ended: str | None = None) -> Survey:
@@ -97,10 +98,7 @@ def survey(run: RunDir, jobs: Sequence[PlannedJob], chain: Chain, *, ended: str 
     `ended` is the id of the task that asks, at its end: SLURM still has it running.
     """
     keys = dict.fromkeys([key for job in jobs for key in (job.key, *job.depends_on)])
-    attempts = {
-        key: [_adopted(run, attempt) for attempt in attempts_of(run, key.stage, key.iteration, key.split)]
-        for key in keys
-    }
+    attempts = {key: [_adopted(run, attempt) for attempt in _attempts(run, key)] for key in keys}
     submitted = [attempt for found in attempts.values() for attempt in found if attempt.job_id]
     since = min((attempt.submitted or 0.0 for attempt in submitted), default=time.time())
     ids = [attempt.job_id for attempt in submitted if attempt.job_id]
@@ -110,6 +108,22 @@ def survey(run: RunDir, jobs: Sequence[PlannedJob], chain: Chain, *, ended: str 
     for key in keys:
         found.units[key] = list(_units(run, key, shards.get(key), attempts[key], queue, chain, ended))
     return found
+
+
+def _attempts(run: RunDir, key: JobKey) -> list[Attempt]:
+    """Submissions that were to make it; a stream's lies with the iteration that it began at."""
+    own = attempts_of(run, key.stage, key.iteration, key.split)
+    if not is_streamed(run, key):
+        return own
+    begun = {shard for attempt in own for shard in attempt.shards}
+    return [*streams_over(run, key.iteration, set(range(ensure_plan(run, key.iteration).shard_count)) - begun), *own]
+
+
+def is_streamed(run: RunDir, key: JobKey) -> bool:
+    """Whether one job goes on from this rollout to the next iteration's."""
+    if (key.stage, key.split) != ("rollout", "train"):
+        return False
+    return read_config(run, ensure_plan(run, key.iteration).config_revision).rollout.rollout_streaming
 
 
 def _adopted(run: RunDir, attempt: Attempt) -> Attempt:

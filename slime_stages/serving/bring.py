@@ -44,6 +44,33 @@ def bring_all(
             done.result()
 
 
+def are_as_new(handles: Sequence[EngineHandle], weights: Path, version: int) -> bool:
+    """Whether all engines have this version, or a newer one of the run."""
+    label = engine_label(weights, version)
+    return all(_is_as_new(handle.version(), label, weights) for handle in handles)
+
+
+def bring_running(handles: Sequence[EngineHandle], weights: Path, version: int) -> None:
+    """Have engines go on with this version in the midst of what they are asked; a newer one of the run stays."""
+    label = engine_label(weights, version)
+    older = [handle for handle in handles if not _is_as_new(handle.version(), label, weights)]
+    if not older:
+        return
+    verify_weights(weights)
+    with ThreadPoolExecutor(len(older)) as pool:
+        for done in [pool.submit(handle.update_running, weights, label) for handle in older]:
+            done.result()
+
+
+def _is_as_new(served: str, label: str, weights: Path) -> bool:
+    """Whether the weights that are served are these, or of a later version beside them."""
+    number, wanted = served.partition("@")[0], label.partition("@")[0]
+    if served == label or not number.isdecimal() or int(number) <= int(wanted):
+        return served == label
+    folder = weights.with_name(number.zfill(len(weights.name)))
+    return folder.is_dir() and served == engine_label(folder, int(number))
+
+
 def is_idle(handles: Sequence[EngineHandle]) -> bool:
     """Whether no engine works on anything."""
     return not sum(handle.request_count() for handle in handles)

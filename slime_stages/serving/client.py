@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 import aiohttp
+import orjson
 
 from slime_stages.errors import DataError, InternalError, RetryableError
 
@@ -143,6 +145,8 @@ class EngineClient:
         """An id outside the vocabulary ends a server on a CPU, with every request in it."""
         if not input_ids:
             raise DataError(f"request {rid} has no input tokens", hint="look at the prompt and the chat template")
+        if min(input_ids) >= 0 and max(input_ids) < self.vocab_size:
+            return
         for position, token in enumerate(input_ids):
             if not 0 <= token < self.vocab_size:
                 raise DataError(
@@ -174,15 +178,25 @@ class EngineClient:
     async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
         assert self._session is not None, "use the client in `async with`"
         try:
-            async with self._session.post(self.url + path, json=body, headers=headers) as response:
+            data = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+            headers = {"Content-Type": "application/json", **headers}
+            async with self._session.post(self.url + path, data=data, headers=headers) as response:
                 if response.status == 200:
-                    return dict(await response.json(content_type=None) or {})
+                    return _parsed(await response.read())
                 words = (await response.text())[:500]
         except (aiohttp.ClientError, ConnectionError, ValueError) as error:
             raise RetryableError(f"{self.url}{path} does not answer: {error or type(error).__name__}") from error
         if response.status >= 500 or response.status in BUSY or NO_ENGINE in words:
             raise RetryableError(f"{self.url}{path} answers {response.status}: {words}")
         raise DataError(f"{self.url}{path} refuses ({response.status}): {words}")
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    """Nothing at all is an empty table. ValueError for what is no JSON."""
+    try:
+        return dict(orjson.loads(body or b"{}") or {})
+    except orjson.JSONDecodeError:
+        return dict(json.loads(body))  # it takes NaN, which the reader of the answer tells of
 
 
 def read_answer(answer: Mapping[str, Any], rid: str) -> GenerateOutput:

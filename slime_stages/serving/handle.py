@@ -81,6 +81,15 @@ class EngineHandle(HttpHandle):
                 hint="restart the engine: its weights are of unknown version",
             )
 
+    def update_running(self, path: Path, version: str, *, timeout_seconds: float = 1800.0) -> None:
+        """The same without waiting: what runs is computed again under the new weights, and goes on from the tokens that
+        it has. Its answer says which version wrote which of them."""
+        self.call("POST", "/pause_generation", {"mode": "retract"})
+        try:
+            self.update_weights(path, version, timeout_seconds=timeout_seconds)
+        finally:
+            self.call("POST", "/continue_generation")
+
     def request_count(self) -> int:
         """Requests that the engine works on or has waiting."""
         loads = self.call("GET", "/v1/loads?include=core")

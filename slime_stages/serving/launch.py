@@ -39,6 +39,9 @@ SEEDED_CPU_FLAGS: Mapping[str, object] = {
 }
 """With the stand-in kernels: a sample is a function of its prompt and `sampling_seed`, whatever runs beside it."""
 
+PIL_FLAGS: Mapping[str, object] = {"disable_fast_image_processor": True}
+"""With the stand-in for torchvision, which has names alone: images are made ready without it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -126,7 +129,8 @@ def _defaults(options: EngineOptions, installation: Installation) -> dict[str, o
     if not options.on_cpu:
         return {}
     seeded = SEEDED_CPU_FLAGS if _lacks_kernels(installation) else {}
-    return {**CPU_FLAGS, **seeded}
+    images = PIL_FLAGS if _lacks_torchvision(installation) else {}
+    return {**CPU_FLAGS, **seeded, **images}
 
 
 def _cpu_environment(options: EngineOptions, model: Path) -> dict[str, str]:

@@ -30,6 +30,9 @@ ROLES: Mapping[str, Mapping[str, object]] = {
 }
 """What makes an engine a worker of its type."""
 
+IMAGE_FLAGS: Mapping[str, object] = {"enable_multimodal": True}
+"""SGLang lets some models that see images, such as Gemma 3, read texts alone unless it is told."""
+
 ROLE_PORTS: Mapping[str, tuple[str, ...]] = {"prefill": ("disaggregation_bootstrap_port",)}
 
 NOT_FOR_DECODING = ("enable_hierarchical_cache",)
@@ -41,8 +44,13 @@ def answers_are_tokens(config: Config) -> bool:
     sets = [dataset for _, dataset in config.eval.datasets]
     custom = [config.rollout.custom_generate_function_path, config.plugins.rollout_function_path]
     custom += [config.eval.eval_function_path, *(dataset.custom_generate_function_path for dataset in sets)]
-    texts = [config.rollout.rollout_stop, config.data.multimodal_keys, *(dataset.stop for dataset in sets)]
-    return not any(custom) and not any(texts)
+    texts = [config.rollout.rollout_stop, *(dataset.stop for dataset in sets)]
+    return not any(custom) and not any(texts) and not shows_images(config)
+
+
+def shows_images(config: Config) -> bool:
+    sets = [dataset for _, dataset in config.eval.datasets]
+    return any([config.data.multimodal_keys, *(dataset.multimodal_keys for dataset in sets)])
 
 
 def serving_python(config: Config) -> str:
@@ -64,13 +72,17 @@ def engine_options(
     serving = config.serving
     own = dict(group.overrides if overrides is None else overrides)
     tokens_only = answers_are_tokens(config) and model.model_path is None and group.worker_type != "encoder"
-    flags = {"served_model_name": model.name, **(TOKENS_ONLY_FLAGS if tokens_only else {}), **serving.sglang}
+    sees = IMAGE_FLAGS if shows_images(config) and model.model_path is None else {}
+    given = {**(TOKENS_ONLY_FLAGS if tokens_only else {}), **sees, **serving.sglang}
+    flags = {"served_model_name": model.name, **given}
     if group.worker_type == "decode":
         flags = {name: value for name, value in flags.items() if name not in NOT_FOR_DECODING}
     ports = ROLE_PORTS.get(group.worker_type, ())
-    seen: dict[str, object] = {}
+    is_policy = model.model_path is None and group.worker_type != "encoder"
+    tells_experts = is_policy and config.train.use_rollout_routing_replay
+    more: dict[str, object] = {"enable_return_routed_experts": True} if tells_experts else {}
     if encoder_urls and group.worker_type in ("regular", "prefill"):
-        seen = {"language_only": True, "encoder_urls": list(encoder_urls)}
+        more |= {"language_only": True, "encoder_urls": list(encoder_urls)}
         ports = (*ports, "encoder_bootstrap_port")
     devices = layout.devices_of(group, number)
     return EngineOptions(
@@ -79,7 +91,7 @@ def engine_options(
         seed=config.train.seed + group.first_gpus[number],
         engines_beside=sum(len(one.first_gpus) for each in layout.models for one in each.groups) - 1,
         flags=flags,
-        layout={**_parallel_sizes(group, {**flags, **own}), **ROLES[group.worker_type], **seen, **own},
+        layout={**_parallel_sizes(group, {**flags, **own}), **ROLES[group.worker_type], **more, **own},
         port_flags=tuple(name for name in ports if name not in own),
         environment={VISIBLE: ",".join(devices)} if devices else {},
         start_timeout_seconds=serving.engine_start_timeout_seconds,

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from slime_stages.announce import told_on_the_way
 from slime_stages.commit import wait_for_file
 from slime_stages.drain import Drained, install_drain, uninterrupted
 from slime_stages.errors import SlimeStagesError
@@ -54,7 +55,7 @@ def run_task(folder: str, task: int) -> int:
         say(f"error: {error}")
         return error.exit_code if isinstance(error, SlimeStagesError) else EXIT_DRAINED
     run, shard = RunDir(path.parents[2]), attempt.shards[task]
-    with _queueing_ahead(attempt, run, task, start):
+    with _queueing_ahead(attempt, run, task, start), _looking_on_the_way(run, start):
         end = TaskEnd(exit_code=0) if attempt.stage == CHAIN_STAGE else _work(attempt, run, shard)
     with uninterrupted(last=True):
         end = replace(
@@ -110,6 +111,8 @@ def _finish(
 
 def needs_a_look(attempt: Attempt, run: RunDir, end: TaskEnd) -> bool:
     """Whether the chain could come to a halt here. Where all went well the next job waits for this one to be gone."""
+    if attempt.until is not None:
+        return True
     if attempt.stage not in NEXT or end.exit_code:
         return attempt.stage == CHAIN_STAGE or attempt.stage in NEXT
     stage, ahead = NEXT[attempt.stage]
@@ -122,15 +125,46 @@ def _queueing_ahead(attempt: Attempt, run: RunDir, task: int, start: tuple[Path,
     if (attempt.stage, attempt.split, task) != ("rollout", "train", 0) or not run.chain_path.exists():
         yield
         return
-    folder, environment = start
-    words = [sys.executable, "-m", "slime_stages.cli.main", "advance", "--run", str(run.root), "--by-job"]
-    with subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=2) as looking:
+    with _look(run, start) as looking:
         try:
             yield
             with suppress(subprocess.TimeoutExpired):
                 looking.wait(LOOK_SECONDS)
         finally:
             looking.kill()
+
+
+@contextmanager
+def _looking_on_the_way(run: RunDir, start: tuple[Path, Mapping[str, str]]) -> Iterator[None]:
+    """Have the chain submit what reads an output as soon as a job that goes on after it has committed it; and mend what
+    such a job waits for in vain."""
+    looks: list[subprocess.Popen[bytes]] = []
+
+    def look(manifest: Path | None) -> None:
+        looks[:] = [one for one in looks if one.poll() is None]
+        if manifest is not None:
+            say(str(manifest))
+        elif looks:
+            return
+        if run.chain_path.exists():
+            looks.append(_look(run, start))
+
+    with told_on_the_way(look):
+        try:
+            yield
+        finally:
+            for one in looks:
+                with suppress(subprocess.TimeoutExpired):
+                    one.wait(LOOK_SECONDS)
+                one.kill()
+                one.wait()
+
+
+def _look(run: RunDir, start: tuple[Path, Mapping[str, str]]) -> subprocess.Popen[bytes]:
+    """A process of its own that extends the chain, from the folder and with the environment that the job began with."""
+    folder, environment = start
+    words = [sys.executable, "-m", "slime_stages.cli.main", "advance", "--run", str(run.root), "--by-job"]
+    return subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=2)
 
 
 def _advance(run: RunDir, start: tuple[Path, Mapping[str, str]]) -> SlimeStagesError | None:

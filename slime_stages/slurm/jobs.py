@@ -47,6 +47,8 @@ class Attempt:
     job_id: str | None = None
     """As sbatch told it; None: claimed, and not submitted (yet)."""
     is_array: bool = False
+    until: int | None = None
+    """Of rollouts that stream: one past the last iteration that they go on to."""
     dependencies: tuple[str, ...] = ()
     """Ids of the jobs that had to end before this could begin (`afterany`)."""
     submitted: float | None = None
@@ -71,7 +73,9 @@ class Attempt:
         return f"{self.job_id}_{self.shards.index(shard)}" if self.is_array else self.job_id
 
     def call(self, run: RunDir, shard: int | None) -> StageCall:
-        return StageCall(stage=self.stage, run=run.root, iteration=self.iteration, shard=shard, split=self.split)
+        return StageCall(
+            stage=self.stage, run=run.root, iteration=self.iteration, shard=shard, split=self.split, until=self.until
+        )
 
     def end_path(self, shard: int | None) -> Path:
         return self.folder / ("end.json" if shard is None else f"end-{shard:05d}.json")
@@ -128,7 +132,14 @@ def stage_folder(run: RunDir, stage: str, iteration: int, split: str = "train") 
 
 
 def claim_attempt(
-    run: RunDir, stage: str, iteration: int, *, split: str = "train", shards: Sequence[int | None] = (None,), after: int
+    run: RunDir,
+    stage: str,
+    iteration: int,
+    *,
+    split: str = "train",
+    shards: Sequence[int | None] = (None,),
+    after: int,
+    until: int | None = None,
 ) -> Attempt | None:
     """Claim the next submission, which must be number `after`; None if another process has it already."""
     folder = stage_folder(run, stage, iteration, split) / f"attempt-{after:03d}"
@@ -146,6 +157,7 @@ def claim_attempt(
         iteration=iteration,
         split=split,
         shards=tuple(shards),
+        until=until,
         claimed_by=f"job:{job}" if job else f"{os.uname().nodename}:{os.getpid()}",
         claimed=time.time(),
     )
@@ -157,6 +169,19 @@ def attempts_of(run: RunDir, stage: str, iteration: int, split: str = "train") -
     """All submissions for one stage of an iteration, in order."""
     folder = stage_folder(run, stage, iteration, split)
     return list(_read_attempts(folder)) if folder.is_dir() else []
+
+
+def streams_over(run: RunDir, iteration: int, shards: Iterable[int | None]) -> list[Attempt]:
+    """Submissions for rollouts of earlier iterations that were to go on to this one, oldest first: of each shard the
+    newest at least."""
+    missing, found = set(shards), list[Attempt]()
+    for earlier in range(iteration - 1, -1, -1):
+        if not missing:
+            break
+        newer = [each for each in attempts_of(run, "rollout", earlier) if (each.until or 0) > iteration]
+        missing -= {shard for each in newer for shard in each.shards}
+        found = [*newer, *found]
+    return found
 
 
 def all_attempts(run: RunDir) -> Iterator[Attempt]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from math import inf
 
 from slime_stages.drain import SIGNALS, drain_reason, made_progress
 from slime_stages.errors import SlimeStagesError
-from slime_stages.lineage import journal_of
+from slime_stages.lineage import journal_of, shard_manifest_path
 from slime_stages.rundir import RunDir
 from slime_stages.slurm.commands import call_scheduler
 from slime_stages.slurm.limits import ask_squeue, job_end_time, task_id
@@ -66,8 +67,26 @@ def progress_of(run: RunDir, call: StageCall, *, before: float = inf) -> int:
         return saved_steps(run, call.iteration)
     if call.stage != "rollout":
         return 0
+    if call.until is not None:
+        return _progress_of_stream(run, call, before=before)
     try:
         plan = read_run_plan(run, call.iteration, call.split)
         return journal_of(run, plan, read_config(run, plan.config_revision), call).group_count(before=before)
     except SlimeStagesError:
         return 0
+
+
+def _progress_of_stream(run: RunDir, call: StageCall, *, before: float) -> int:
+    """Prompts of the shards that are committed, one iteration after the other, and the journal of the next one."""
+    total = 0
+    for iteration in range(call.iteration, call.until or 0):
+        step = replace(call, iteration=iteration, until=None)
+        try:
+            plan = read_run_plan(run, iteration)
+        except SlimeStagesError:
+            return total
+        if not shard_manifest_path(run, plan, "rollout", call.shard).exists():
+            return total + progress_of(run, step, before=before)
+        slice_ = plan.shards[call.shard or 0]
+        total += slice_.stop - slice_.start
+    return total

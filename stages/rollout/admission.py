@@ -1,19 +1,23 @@
-"""Which groups run: begun while the engines have room and the job has time, waited for, and given up at its end."""
+"""Which groups run: begun while the engines have room and the job has time, waited for, and given up at its end.
+
+Where several shards come one after the other in one process, a group may outlast the shard that began it: it is left
+to the next one like any other, which finds it running.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import time
-from bisect import insort
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from slime_stages.drain import Drained, begin_drain, drain_reason, listening
 from slime_stages.sample import Sample, Status
-from slime_stages.slurm.limits import EXIT_SECONDS, SHORTEST_DRAIN_SECONDS, drain_seconds
+from slime_stages.slurm.limits import SHORTEST_DRAIN_SECONDS, drain_seconds
+from stages.rollout.deadline import Deadline
 from stages.rollout.judging import Verdict
 from stages.rollout.selection import is_finished
 
@@ -32,6 +36,7 @@ class Finished(NamedTuple):
     group: list[Sample]
     verdict: Verdict | None
     """None: it is not finished."""
+    seconds: float
     record_seconds: float
 
 
@@ -44,37 +49,8 @@ class Run:
     begun: float
     is_given_up: bool = False
     """A plug-in may answer when it is cancelled: too late."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Deadline:
-    """When to begin nothing more, and when to wait for nothing more, so that the job ends by itself."""
-
-    job_end: float | None
-    """Unix time; None: not known."""
-    group_count: int
-    """Of the shard: all of them are to be written at the end."""
-    _seconds: list[float] = field(default_factory=list)
-    """That finished groups took, in order."""
-    _record_seconds: float = 0.0
-
-    def note(self, seconds: float, record_seconds: float) -> None:
-        """A group has finished, and was recorded."""
-        insort(self._seconds, seconds)
-        self._record_seconds += record_seconds
-
-    @property
-    def stop_time(self) -> float:
-        """Unix time from which the rest of the job is needed to write and to leave."""
-        if self.job_end is None:
-            return float("inf")
-        mean = self._record_seconds / max(1, len(self._seconds))
-        return self.job_end - EXIT_SECONDS - 2 * mean * self.group_count
-
-    def allows_another(self) -> bool:
-        """Whether 19 of 20 groups would be finished in time, were they begun now."""
-        usual = self._seconds[-(len(self._seconds) // 20) - 1] if self._seconds else 0.0
-        return time.time() + usual <= self.stop_time
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while it is a group of the present work."""
 
 
 class Work(Protocol):
@@ -129,22 +105,53 @@ class Admission:
 
     async def run(self) -> None:
         """Begin and finish groups until the work is done, or has nothing more to begin; `Drained` if time is up."""
+        async with self.open():
+            await self.fill()
+            await self.wind_up()
+        self.check()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Signals are listened to within, and nothing runs any more behind it."""
         loop = asyncio.get_running_loop()
         with listening(lambda: loop.call_soon_threadsafe(self._on_signal)):
             try:
-                while not self.work.is_done():
-                    while self._admits() and (group := self.work.next()) is not None:
-                        self._begin(group)
-                    if not self._running or time.time() >= self._stop_time:
-                        break
-                    await self._changed()
-                    self._collect()
-                await self._wind_up()
+                yield
             finally:
                 await self._give_up()
-        if not self.work.is_done() and not self._admits() and time.time() < self.work.stop_time():
+
+    async def fill(self) -> None:
+        """Begin and finish groups until the work is done, has nothing more to begin, or time is up."""
+        while not self.work.is_done():
+            while self._admits() and (group := self.work.next()) is not None:
+                self._begin(group)
+            if not any(run.wanted.is_set() for run in self._running.values()) or time.time() >= self._stop_time:
+                break
+            await self._changed()
+            self._collect()
+
+    def hand_over(self) -> None:
+        """Leave what runs, running, to the work that follows."""
+        for run in self._running.values():
+            if run.wanted.is_set():
+                self.work.leave(run.group)
+                run.wanted.clear()
+
+    def check(self) -> None:
+        """`Drained` if the work was broken off for want of time."""
+        if not self.work.is_done() and time.time() < self.work.stop_time():
+            self.check_time()
+
+    def check_time(self) -> None:
+        """`Drained` if nothing more is begun."""
+        if self.is_closing:
             begin_drain(f"the job ends at {time.strftime('%H:%M:%S', time.localtime(self.deadline.job_end))}")
             raise Drained(drain_reason() or "")
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing more is begun, since the job ends."""
+        return self._signalled is not None or not self.deadline.allows_another()
 
     @property
     def _stop_time(self) -> float:
@@ -155,12 +162,20 @@ class Admission:
         return self._signalled is not None or time.time() >= self.deadline.stop_time
 
     def _admits(self) -> bool:
-        return self._signalled is None and self._in_flight < self.room and self.deadline.allows_another()
+        """Whether to look at the next group. One that runs from before needs no room."""
+        has_room = self._in_flight < self.room or not all(run.wanted.is_set() for run in self._running.values())
+        return has_room and not self.is_closing
 
     def _begin(self, group: list[Sample]) -> None:
+        for run in self._running.values():
+            if not run.wanted.is_set() and run.group[0].group_index == group[0].group_index:
+                run.wanted.set()
+                self._change.set()
+                return
         unanswered = len(group)
         self._in_flight += unanswered
         run = Run(group=group if self.abort is None else copy.deepcopy(group), begun=time.monotonic())
+        run.wanted.set()
 
         def answered(count: int = 1) -> None:
             nonlocal unanswered
@@ -174,17 +189,20 @@ class Admission:
     async def _finish(self, run: Run, group: list[Sample], answered: Callable[[], None]) -> Finished:
         """The group with its answers, recorded and judged; without a verdict if it is not finished."""
         made = await self.ask(group, answered)
+        asked = time.monotonic() - run.begun
+        await run.wanted.wait()
         if run.is_given_up:
             raise asyncio.CancelledError
         is_cut = self._is_ending and not is_finished(made)
         if is_cut and not (self._signalled and any(sample.status == Status.FAILED for sample in made)):
-            return Finished(made if self.saves_unfinished else run.group, None, 0.0)
+            return Finished(made if self.saves_unfinished else run.group, None, asked, 0.0)
         if self._is_hit(made):
-            return Finished(run.group, None, 0.0)
+            return Finished(run.group, None, asked, 0.0)
         run.group, begun = made, time.monotonic()
         self.work.record(made)
-        seconds = time.monotonic() - begun
-        return Finished(made, await self.judge(made), seconds)
+        record_seconds = time.monotonic() - begun
+        verdict = await self.judge(made)
+        return Finished(made, verdict, asked + time.monotonic() - begun, record_seconds)
 
     async def _changed(self, seconds: float | None = None) -> None:
         """Wait until a group or a sample is finished, a signal came, or time is up."""
@@ -196,16 +214,16 @@ class Admission:
 
     def _collect(self) -> None:
         """Take the groups that have come to their end. Raises the error of one only once the others are kept."""
-        ended = [task for task in self._running if task.done()]
+        ended = [task for task, run in self._running.items() if task.done() and run.wanted.is_set()]
         for task in ended:
-            run = self._running.pop(task)
+            self._running.pop(task)
             if task.exception() is not None:
                 continue
-            group, verdict, record_seconds = task.result()
+            group, verdict, seconds, record_seconds = task.result()
             if verdict is None:
                 self.work.leave(group)
                 continue
-            self.deadline.note(time.monotonic() - run.begun, record_seconds)
+            self.deadline.note(seconds, record_seconds)
             self.work.take(group, verdict)
         for task in ended:
             task.result()
@@ -214,17 +232,17 @@ class Admission:
         """Whether a signal to the whole job may have failed a tool or an engine: the next attempt asks again."""
         return self._signalled is not None and any(Status(sample.status) in UNANSWERED for sample in group)
 
-    async def _wind_up(self) -> None:
+    async def wind_up(self) -> None:
         """What still runs is left: as far as it came, where that is of use to anybody."""
         if self.abort is not None and self._running and (self.saves_unfinished or not self._is_draining):
             self._is_ending = True
             aborting = asyncio.ensure_future(self.abort())
             end = time.monotonic() + (DRAIN_GRACE_SECONDS if self._is_draining else GRACE_SECONDS)
-            while self._running and (left := end - time.monotonic()) > 0:
+            while any(run.wanted.is_set() for run in self._running.values()) and (left := end - time.monotonic()) > 0:
                 await self._changed(left)
                 self._collect()
             await _cancelled([aborting])
-        given_up = [*self._running.values()]
+        given_up = [run for run in self._running.values() if run.wanted.is_set()]
         await self._give_up()
         for run in given_up:
             self.work.leave(run.group)

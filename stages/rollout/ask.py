@@ -6,18 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime_stages.config import Config
 from slime_stages.decoding import load_decoder
 from slime_stages.errors import SlimeStagesError
 from slime_stages.plugins import load_function
 from slime_stages.rewards.scoring import Scorer
 from slime_stages.sample import Sample
+from slime_stages.sampling import generate_path_of
 from slime_stages.serving.models import set_addresses
 from slime_stages.serving.served import Served
 from slime_stages.slurm.limits import job_end_time
 from slime_stages.stage import Stage
-from stages.rollout.admission import Admission, Deadline
+from stages.rollout.admission import Admission
+from stages.rollout.deadline import Deadline
 from stages.rollout.engines import host_and_port, vocabulary_size
 from stages.rollout.generate import GenerateFn, Requests, Sampler, client_of, default_generate
 from stages.rollout.judging import Judge
@@ -32,6 +36,12 @@ ABORT_SECONDS = 0.5
 """Between two rounds of ending what runs: a request may be on its way when the first one comes."""
 
 
+def own_generate(config: Config, split: str) -> GenerateFn | None:
+    """The user's function that makes a sample; None for one call to the engine."""
+    path = generate_path_of(config, split)
+    return load_function(path, like=GENERATE_SIGNATURE) if path else None
+
+
 @dataclass(slots=True, kw_only=True)
 class Generation:
     """Asks for the groups of a shard, as the engines have room."""
@@ -41,15 +51,28 @@ class Generation:
     """The engines; samples of one session go to one of them."""
     generate: GenerateFn | None
     """None: one call to the engine for each sample."""
+    _sampler: Sampler | None = None
 
     async def finish(self, work: ShardWork) -> None:
         """Until the work is done, or has nothing more to begin; `Drained` if the job ends before."""
+        async with self.admission(work) as admission:
+            await admission.run()
+
+    def go_on(self, stage: Stage) -> None:
+        """What is asked from here on is asked for another shard."""
+        self.stage = stage
+        if self._sampler is not None:
+            self._sampler.stage = stage
+
+    @asynccontextmanager
+    async def admission(self, work: ShardWork) -> AsyncIterator[Admission]:
+        """What runs the groups of a work, with connections to the engines."""
         job_end = await asyncio.to_thread(job_end_time)
         carries = self.stage.plan.carry_from is not None
         async with self._clients() as clients, self._control_clients() as controls:
             with Scorer(self.stage.config) as scorer:
                 requests = Requests()
-                admission = Admission(
+                yield Admission(
                     room=self._room,
                     deadline=Deadline(job_end=job_end, group_count=work.selection.wanted),
                     work=work,
@@ -59,7 +82,6 @@ class Generation:
                     abort=self._aborting(controls, requests) if carries else None,
                     saves_unfinished=self.stage.config.rollout.partial_rollout,
                 )
-                await admission.run()
 
     def _asking(
         self, clients: list[EngineClient], requests: Requests
@@ -68,9 +90,12 @@ class Generation:
         rollout = self.stage.config.rollout
         args = self.stage.config.as_args()
         set_addresses(args, self.served)
+        args.is_ending = lambda: requests.is_ending
         weights = self.stage.run.weights_path(self.stage.plan.policy_version)
+        if args.use_rollout_routing_replay:
+            set_router_shape(args, weights)
         decode = load_decoder(weights, skip_special_tokens=rollout.rollout_skip_special_tokens)
-        sampler = Sampler(
+        self._sampler = sampler = Sampler(
             stage=self.stage,
             args=args,
             limit=asyncio.Semaphore(self._room),
@@ -154,6 +179,14 @@ class Generation:
                 )
                 for url in urls
             ]
+
+
+def set_router_shape(args: Any, weights: Path) -> None:
+    """slime's names for what the engine's record of experts is made of."""
+    from slime_stages.weights.mapping.layout import read_huggingface_config, weight_layout
+
+    layout = weight_layout(read_huggingface_config(weights))
+    args.num_layers, args.moe_router_topk = layout.num_layers, layout.experts.per_token if layout.experts else 0
 
 
 async def _prefill(clients: list[EngineClient], sample: Sample, limit: asyncio.Semaphore, requests: Requests) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,11 @@ from slime_stages.serving.bring import bring_all, bring_to
 from slime_stages.serving.devices import visible_devices
 from slime_stages.serving.external import before_external, probe_all
 from slime_stages.serving.fleet import Fleet
+from slime_stages.serving.handle import EngineHandle
 from slime_stages.serving.launch import has_accelerator
 from slime_stages.serving.layout import layout_of
 from slime_stages.serving.models import host_and_port
-from slime_stages.serving.registry import SERVICE, find_engines, read_records
+from slime_stages.serving.registry import SERVICE, EngineRecord, find_engines, read_records
 from slime_stages.serving.served import Served
 from slime_stages.stage import Stage, say
 from slime_stages.weights.publish import check_weights, verify_weights
@@ -36,28 +37,32 @@ def ready_engines(stage: Stage) -> Iterator[Served]:
     check_weights(weights)
     mode = stage.config.serving.serving_mode
     if mode == "external":
-        with _external(stage, weights) as served:
+        version = stage.plan.policy_version
+        with external_engines(stage, lambda handles: bring_all(handles, weights, version)) as (served, _):
             yield served
         return
     kept = service_engines(stage, weights) if mode == "service" else warm_engines(stage, weights)
     if kept is not None:
         yield kept
         return
-    with _own(stage, weights) as served:
-        yield served
+    with own_fleet(stage, weights) as fleet:
+        yield replace(fleet.served(), is_exclusive=True)
 
 
 @contextmanager
-def _external(stage: Stage, weights: Path) -> Iterator[Served]:
+def external_engines(
+    stage: Stage, bring: Callable[[Sequence[EngineHandle]], None]
+) -> Iterator[tuple[Served, list[EngineHandle]]]:
+    """Engines that somebody else runs, once `bring` has given them their weights, and the handles to do so again."""
     engines = probe_all(stage.config.serving.rollout_external_engine_addrs or (), stage.config)
     working = [engine.handle for engine in engines if engine.worker_type != "encoder"]
-    bring_all(working, weights, stage.plan.policy_version)
+    bring(working)
     with before_external(engines, stage.config, stage.run.log_path) as served:
-        yield served
+        yield served, working
 
 
 @contextmanager
-def _own(stage: Stage, weights: Path) -> Iterator[Served]:
+def own_fleet(stage: Stage, weights: Path) -> Iterator[Fleet]:
     """Engines in this job's own allocation."""
     verify_weights(weights)
     layout = layout_of(stage.config, visible_devices())
@@ -73,7 +78,7 @@ def _own(stage: Stage, weights: Path) -> Iterator[Served]:
         )
         fleet.start()
     try:
-        yield replace(fleet.served(), is_exclusive=True)
+        yield fleet
     finally:
         fleet.stop()
 
@@ -96,17 +101,23 @@ def service_engines(stage: Stage, weights: Path) -> Served | None:
 
     RetryableError if these would have to do without the GPUs that the service has.
     """
-    version, wait = stage.plan.policy_version, stage.config.serving.service_wait_seconds
+    version = stage.plan.policy_version
+    record = service_record(stage, lambda handles, left: bring_all(handles, weights, version, wait_until_idle=left))
+    return None if record is None else record.served(engine_label(weights, version))
+
+
+def service_record(stage: Stage, bring: Callable[[Sequence[EngineHandle], float], None]) -> EngineRecord | None:
+    """The same by their record, once `bring` has given them their weights within the seconds that it is told."""
+    wait = stage.config.serving.service_wait_seconds
     deadline, reason = time.monotonic() + wait, "nobody serves"
     while True:
         for record in find_engines(stage.run.engines_path, kind=SERVICE):
             try:
-                left = max(0.0, deadline - time.monotonic())
-                bring_all(record.handles(), weights, version, wait_until_idle=left)
+                bring(record.handles(), max(0.0, deadline - time.monotonic()))
             except SlimeStagesError as error:
                 reason = str(error)
             else:
-                return record.served(engine_label(weights, version))
+                return record
         if time.monotonic() > deadline:
             break
         time.sleep(SERVICE_POLL_SECONDS)

@@ -19,6 +19,7 @@ from slime_stages.rollout_functions import Group, RolloutFnEvalOutput, RolloutFn
 from slime_stages.sample import Status
 from slime_stages.serving.models import set_addresses
 from slime_stages.stage import Stage, say
+from slime_stages.trace.handles import bind_trace
 from stages.rollout.engines import ready_engines
 from stages.rollout.judging import Verdict
 from stages.rollout.shard_work import ShardWork
@@ -26,13 +27,14 @@ from stages.rollout.shard_work import ShardWork
 
 def generate_by_function(stage: Stage, work: ShardWork, function: Callable[..., Any]) -> dict[str, float]:
     """Have the function finish the work; returns the metrics that it gave."""
-    source = WorkDataSource(work)
+    source = WorkDataSource(work, is_traced=stage.config.rollout.trace_samples)
     with ExitStack() as stack:
         served = None
         if uses_engines(stage.config, stage.plan.split):
             with stage.timed("engine"):
                 served = stack.enter_context(ready_engines(stage))
         args = _args(stage, work)
+        args.data_source = source
         if served is not None:
             set_addresses(args, served)
         with stage.timed("generate"):
@@ -46,8 +48,8 @@ def generate_by_function(stage: Stage, work: ShardWork, function: Callable[..., 
 class WorkDataSource:
     """slime's data source over the prompts of a shard, those handed over to it first."""
 
-    def __init__(self, work: ShardWork) -> None:
-        self._work = work
+    def __init__(self, work: ShardWork, *, is_traced: bool) -> None:
+        self._work, self._is_traced = work, is_traced
         self._given_back: list[Group] = []
         self.given: dict[int, Group] = {}
         """Every group that the function got, by prompt."""
@@ -59,6 +61,9 @@ class WorkDataSource:
         while len(groups) < num_samples and (group := self._work.next()) is not None:
             self.given[group[0].group_index or 0] = group
             groups.append(group)
+            if self._is_traced:
+                for sample in group:
+                    bind_trace(sample)
         return groups
 
     def add_samples(self, samples: list[Group]) -> None:

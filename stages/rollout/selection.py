@@ -32,6 +32,8 @@ class Selection:
     """Prompts submitted at a time."""
     most_refills: int
     """Submissions after the first."""
+    window: int | None = None
+    """Prompts that are under way at any time, however many are kept; None: no more than may be needed."""
     fresh: Callable[[int], Group]
     """The group of the shard's prompt stream with this number."""
     first: int
@@ -95,7 +97,7 @@ class Selection:
         """The next group to begin; None while there is none."""
         if self.is_done:
             return None
-        if not self._ready and not self._credit and self._remaining < self.wanted:
+        if not self._ready and not self._credit and self._wants_more:
             self._refill()
         if self._ready:
             return self._ready.popleft()
@@ -106,7 +108,7 @@ class Selection:
 
     def take(self, group: Group, verdict: Verdict) -> Verdict:
         """Put a finished group where it belongs; returns the verdict that came of it."""
-        is_insufficient = self._remaining <= self.wanted
+        is_insufficient = self._remaining <= self.wanted and (self.window is None or not self._may_refill)
         if not verdict.keep and not (verdict.keep_when_insufficient and is_insufficient):
             self.reasons[verdict.reason or NO_REASON] += 1
             self.dropped += [group] if self.shows_dropped else []
@@ -152,14 +154,25 @@ class Selection:
         """Why there are not enough groups, although nothing runs and no further prompt may be asked."""
         by_reason = ", ".join(f"{count} {reason}" for reason, count in self.reasons.most_common())
         issued = self.following - self.first + self._taken_count - len(self.taken)
+        refills = f" and {self.most_refills} refills" if self.window is None else ""
         return DataError(
-            f"{len(self.kept)} of {self.enough} groups are kept after {issued} prompts and {self.most_refills} refills"
-            f"; {sum(self.reasons.values())} were dropped ({by_reason})",
+            f"{len(self.kept)} of {self.enough} groups are kept after {issued} prompts{refills}; "
+            f"{sum(self.reasons.values())} were dropped ({by_reason})",
             hint="look at what the rewards and the filter say of these prompts, or raise --rollout-max-refills",
         )
 
+    @property
+    def _wants_more(self) -> bool:
+        if self.window is None:
+            return self._remaining < self.wanted
+        return self._remaining - len(self.kept) - len(self.surplus) < self.window
+
+    @property
+    def _may_refill(self) -> bool:
+        return self._submissions <= self.most_refills
+
     def _refill(self) -> None:
-        if self._submissions > self.most_refills:
+        if not self._may_refill:
             return
         self._submit(1)
         self._choose(self.chunk)

@@ -39,6 +39,8 @@ class ShardWork:
     """Groups are scored, which is journalled too."""
     saves_unfinished: bool
     deadline_seconds: float | None
+    spent_seconds: float = 0.0
+    """Of the deadline's, by earlier attempts that have kept a group: one that has not begins it anew."""
     on_group: Callable[[Group, int], None] = lambda group, kept: None
     """Told of every finished group, and of how many are kept."""
     source: UserSource | None = None
@@ -72,11 +74,15 @@ class ShardWork:
         return self.selection.is_done or (bool(self.selection.kept) and time.time() >= self.stop_time())
 
     def stop_time(self) -> float:
-        return float("inf") if self.deadline_seconds is None else self._started + self.deadline_seconds
+        if self.deadline_seconds is None:
+            return float("inf")
+        return self._started + self.deadline_seconds - self.spent_seconds
 
     def begin_clock(self) -> None:
         """The engines are ready: seconds of generating count from here."""
         self._started = time.time()
+        if self.deadline_seconds is not None:
+            self.journal.begin()
 
     def check(self) -> None:
         """DataError or RetryableError if there are not enough groups."""
@@ -121,6 +127,7 @@ def work_of(stage: Stage, journal: Journal, prompts: PromptTable) -> ShardWork:
     entries = [_with_rewards(entry) for entry in journal.entries()]
     is_judged = config.rollout.scores and plan.split == "train"
     selection.restore(entries, begins.stream.number, is_judged=is_judged)
+    deadline = config.rollout.rollout_deadline if plan.carry_from is not None else None
     return ShardWork(
         selection=selection,
         stream=begins.stream,
@@ -128,7 +135,8 @@ def work_of(stage: Stage, journal: Journal, prompts: PromptTable) -> ShardWork:
         is_judged=is_judged,
         saves_unfinished=config.rollout.partial_rollout and plan.carry_from is not None,
         source=source,
-        deadline_seconds=config.rollout.rollout_deadline if plan.carry_from is not None else None,
+        deadline_seconds=deadline,
+        spent_seconds=journal.seconds() if deadline is not None and selection.kept else 0.0,
     )
 
 
@@ -142,11 +150,15 @@ def _limits(config: Config, size: int, plan: Plan) -> dict[str, Any]:
     if plan.carry_from is None:
         return {"enough": size, "chunk": max(1, size), "most_refills": 0}
     share = (rollout.over_sampling_batch_size or rollout.rollout_batch_size) / rollout.rollout_batch_size
+    chunk = math.ceil(share * size - 1e-9)
     limits: dict[str, Any] = {
         "enough": math.ceil(rollout.rollout_quorum * size - 1e-9),
-        "chunk": math.ceil(share * size - 1e-9),
+        "chunk": chunk,
         "most_refills": rollout.rollout_max_refills,
     }
+    if rollout.rollout_streaming:  # one prompt at a time, as often as chunks would be asked and the window is filled
+        most = size + chunk * (1 + rollout.rollout_max_refills)
+        limits |= {"window": chunk, "chunk": 1, "most_refills": most}
     choose = buffer_filter(config)
     return limits if choose is None else {**limits, "choose": choose}
 

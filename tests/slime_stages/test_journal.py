@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,19 @@ def test_a_discarded_journal_is_gone_with_all_its_attempts(tmp_path: Path) -> No
     journal(tmp_path / "journal").discard()
 
     assert not (tmp_path / "journal").exists()
+
+
+def test_the_seconds_of_attempts_go_from_their_beginning_to_their_last_sign_and_count_once(tmp_path: Path) -> None:
+    now = time.time()
+    for last in (10, 14, 30):  # all three began now, as far as the clock can tell
+        with journal(tmp_path) as attempt:
+            attempt.begin()
+            attempt.append(group(last, last))
+        [path] = [path for path in tmp_path.glob("*.arrows") if path.stat().st_mtime < now + 5]
+        os.utime(path, (now + last, now + last))
+    with journal(tmp_path):
+        pass
+
+    assert journal(tmp_path).seconds() == pytest.approx(30, abs=1)
+    assert len(journal(tmp_path).entries()) == 3
+    assert journal(tmp_path, "another policy").seconds() == 0

@@ -7,21 +7,25 @@ from typing import ClassVar
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from slime_stages.config.types import Section, Share
+from slime_stages.loss_masks import MaskKind
 
 
 class Rollout(Section):
     title: ClassVar[str] = "how many samples an iteration has and how they are drawn"
     in_plan: ClassVar[frozenset[str]] = frozenset({"staleness"})
+    undigested: ClassVar[frozenset[str]] = frozenset({"streaming_wait_seconds", "trace_samples"})
     digested_if_set: ClassVar[frozenset[str]] = frozenset(
         {
             "over_sampling_batch_size",
             "dynamic_sampling_filter_path",
             "partial_rollout",
             "mask_offpolicy_in_partial_rollout",
+            "rollout_streaming",
             "rollout_quorum",
             "rollout_deadline",
             "rollout_max_refills",
             "buffer_filter_path",
+            "loss_mask_type",
             "rollout_sample_filter_path",
             "rollout_all_samples_process_path",
         }
@@ -67,8 +71,15 @@ class Rollout(Section):
     custom_generate_function_path: str | None = None
     """`module.function` that produces a sample in place of one call to the engine: agents, tools, many turns."""
 
+    loss_mask_type: MaskKind = "qwen"
+    """Which tokens of a conversation the assistant wrote, for `slime.rollout.sft_rollout.generate_rollout`: how the
+    model's chat template treats its turns."""
+
     rollout_sample_hook_path: tuple[str, ...] = ()
     """`module.function`s called on every finished sample, in this order."""
+
+    trace_samples: bool = True
+    """Keep with each sample when it was generated, called tools and was scored; `slime-stages trace` shows it."""
 
     over_sampling_batch_size: PositiveInt | None = None
     """Prompts asked at a time, until `rollout_batch_size` are kept; as many without it. What is asked beyond those is
@@ -93,6 +104,15 @@ class Rollout(Section):
     rollout_deadline: PositiveFloat | None = None
     """Seconds of generating after which a shard is finished with what it has, one group at least."""
 
+    rollout_streaming: bool = False
+    """Keep `over_sampling_batch_size` prompts in flight from one iteration to the next: a shard is finished when it has
+    enough groups, and what still runs goes on. slime's
+    `slime.rollout.fully_async_rollout.generate_rollout_fully_async` as `rollout_function_path` turns it on."""
+
+    streaming_wait_seconds: PositiveFloat = 7200.0
+    """Longest wait of such a rollout for the plan and the weights of its next iteration; then its job ends, to be begun
+    again when they are there."""
+
     buffer_filter_path: str | None = None
     """`module.function` that chooses which of the handed-over groups to take first; the oldest without it."""
 
@@ -106,7 +126,7 @@ class Rollout(Section):
     def carries(self) -> bool:
         """Whether anything can be left over that a later iteration takes."""
         is_over_sampled = (self.over_sampling_batch_size or 0) > self.rollout_batch_size
-        is_cut = self.rollout_quorum < 1 or self.rollout_deadline is not None
+        is_cut = self.rollout_quorum < 1 or self.rollout_deadline is not None or self.rollout_streaming
         return is_over_sampled or is_cut or self.partial_rollout or self.dynamic_sampling_filter_path is not None
 
     @property

@@ -91,3 +91,26 @@ def test_without_it_a_plan_does_not_mention_it(settings: dict[str, Any], tmp_pat
 
     assert not {b"carry_from", b"stream_step"} & set(plan.to_bytes().replace(b'"', b" ").split())
     assert plan.model_copy(update={"carry_from": (), "stream_step": 1}).digest != plan.digest
+
+
+def test_in_a_stream_every_iteration_takes_what_the_one_before_has_left_however_old_its_weights(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    run = started(tmp_path, settings, rollout_streaming=True, staleness=2)
+
+    assert taken(run, 0, 1, 2, 3, 4) == [(), (0,), (1,), (2,), (3,)]
+    assert [ensure_plan(run, iteration).policy_version for iteration in range(5)] == [0, 0, 0, 1, 2]
+    assert {ensure_plan(run, iteration).stream_step for iteration in range(5)} == {1}
+
+
+def test_a_stream_that_begins_later_takes_all_that_is_left_and_one_that_ends_leaves_nothing(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    run = started(tmp_path, settings, partial_rollout=True, staleness=2)
+    before = taken(run, 0, 1, 2, 3)
+    change(run, settings, partial_rollout=True, staleness=2, rollout_streaming=True)
+    streamed = taken(run, 4, 5)
+    change(run, settings, partial_rollout=True, staleness=2)
+
+    assert before + streamed == [(), (), (), (0,), (1, 2, 3), (4,)]
+    assert taken(run, 6, 7) == [(5,), (6,)]

@@ -154,6 +154,16 @@ def test_one_iteration_has_one_version_and_one_checkpoint(small: SmallRun) -> No
     assert need.total == need.data_per_iteration + need.weights + need.checkpoint
 
 
+def test_a_critic_has_a_checkpoint_beside_that_of_the_policy(small: SmallRun) -> None:
+    algorithm = small.config.algorithm.model_copy(update={"advantage_estimator": "ppo"})
+    with_critic = small.config.model_copy(update={"algorithm": algorithm})
+
+    alone, together = (disk_need(small.run, config, 1, []).checkpoint for config in (small.config, with_critic))
+
+    assert alone is not None
+    assert together == 2 * alone
+
+
 def test_a_model_of_unknown_type_has_no_known_checkpoint(small: SmallRun, tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text("{}")
 

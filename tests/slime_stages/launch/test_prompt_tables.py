@@ -107,6 +107,20 @@ def test_verl_data_needs_a_path_alone_and_says_what_was_seen(
         assert (table.row(0).label, table.row(0).metadata) == ("1", {"data_source": "x"})
 
 
+def test_verls_images_that_no_key_names_are_told_of(
+    tmp_path: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": [{"role": "user", "content": "1?"}], "reward_model": {"ground_truth": "1"}}
+    rows = [{**row, "images": ["a.png"]}, {**row, "images": []}, row]
+    Path(settings["prompt_data"][0]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    start(tmp_path, settings)
+
+    said = capsys.readouterr().err
+    assert "warning: train: 1 of 3 prompts have images that the model is not shown" in said
+    assert """--multimodal-keys '{"image":"images"}' shows them""" in said
+
+
 def test_a_bad_row_leaves_no_table_behind(tmp_path: Path, settings: dict[str, Any]) -> None:
     path = Path(settings["prompt_data"][0])
     path.write_text(path.read_text() + '{"input": 7}\n')

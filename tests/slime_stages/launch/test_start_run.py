@@ -56,6 +56,29 @@ def test_a_run_that_was_lost_in_parts_is_mended_to_the_same(run: RunDir) -> None
     assert (run.weights_path(0) / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"rm_type": "maths"}, "rm_type: unknown reward type `maths`"),
+        (
+            {"eval_prompt_data": None, "eval_datasets": {"held": {"path": "", "rm_type": "boxed_dapoo"}}},
+            "rm_type of the data set held: unknown reward type `boxed_dapoo`",
+        ),
+    ],
+)
+def test_a_reward_type_that_does_not_exist_is_refused_before_anything_is_made(
+    settings: dict[str, Any], tmp_path: Path, changed: dict[str, Any], says: str
+) -> None:
+    for dataset in changed.get("eval_datasets", {}).values():
+        dataset["path"] = settings["prompt_data"][0]
+
+    with pytest.raises(UsageError, match=says) as caught:
+        start_run(RunDir(tmp_path / "refused"), resolved(**settings | changed).config)
+
+    assert "did you mean" in str(caught.value.hint)
+    assert not (tmp_path / "refused").exists()
+
+
 def test_a_prompt_table_is_not_made_again_from_other_prompts(run: RunDir, settings: dict[str, Any]) -> None:
     prompts = Path(settings["prompt_data"][0])
     text = prompts.read_text()

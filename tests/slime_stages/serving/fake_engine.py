@@ -20,6 +20,8 @@ class FakeEngine:
         """Bodies of /generate, with the routing key."""
         self.loaded: list[str] = []
         """Paths of weights."""
+        self.controlled: list[str] = []
+        """pause, load, continue."""
         self.request_count = 0
         self.url = ""
 
@@ -31,8 +33,12 @@ class FakeEngine:
             return {"text": "", "output_ids": [5], "meta_info": meta | {"weight_version": self.weight_version}}
         if path == "/update_weights_from_disk":
             self.loaded.append(body["model_path"])
+            self.controlled.append("load")
             self.weight_version = body["weight_version"]
             return {"success": True}
+        if path in ("/pause_generation", "/continue_generation"):
+            self.controlled.append(path.removeprefix("/").partition("_")[0])
+            return {}
         if path == "/v1/models":
             return {"object": "list", "data": [{"id": "actor", "object": "model"}]}
         if path.startswith("/v1/loads"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime_stages.errors import DataError, RetryableError
-from slime_stages.serving.bring import bring_all
+from slime_stages.serving.bring import are_as_new, bring_all, bring_running
 from slime_stages.serving.handle import EngineHandle
 from slime_stages.weights.publish import finish_folder, unpublished_folder
 from slime_stages.weights.record import engine_label
@@ -77,3 +77,43 @@ def test_altered_weights_are_loaded_by_no_engine(weights: Path, engines: list[Fa
         bring_all(handles(engines), weights, 3)
 
     assert [engine.loaded for engine in engines] == [[], []]
+
+
+def test_engines_at_work_are_paused_for_new_weights_and_go_on(weights: Path, engines: list[FakeEngine]) -> None:
+    engines[0].request_count = 4
+
+    bring_running(handles(engines), weights, 3)
+    bring_running(handles(engines), weights, 3)
+
+    assert [engine.controlled for engine in engines] == [["pause", "load", "continue"]] * 2
+    assert are_as_new(handles(engines), weights, 3)
+
+
+def test_an_engine_goes_on_with_its_old_weights_where_the_new_ones_are_refused(
+    weights: Path, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineHandle, "update_weights", _refuse)
+
+    with pytest.raises(DataError, match="refused"):
+        bring_running(handles(engines[:1]), weights, 3)
+
+    assert engines[0].controlled == ["pause", "continue"]
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise DataError("refused")
+
+
+def test_newer_weights_of_the_run_stay_and_those_of_another_run_do_not(
+    weights: Path, engines: list[FakeEngine]
+) -> None:
+    newer = weights.with_name("000012")
+    with unpublished_folder(newer) as folder:
+        (folder / "model.safetensors").write_bytes(b"newer")
+        finish_folder(folder, 12)
+        folder.rename(newer)
+    engines[0].weight_version, engines[1].weight_version = engine_label(newer, 12), "12@ffffffff"
+
+    bring_running(handles(engines), weights, 3)
+
+    assert [engine.loaded for engine in engines] == [[], [str(weights)]]

@@ -54,6 +54,21 @@ async def test_a_real_engine_answers_ids_log_probs_and_version(client: EngineCli
     assert max(output.output_log_probs) <= 0
 
 
+async def test_a_body_may_have_numbers_as_keys_and_an_answer_that_is_no_number_is_told_of(serve: Serve) -> None:
+    bodies = []
+
+    def answer(body: dict[str, Any]) -> web.Response:
+        bodies.append(body)
+        meta = {**ANSWER["meta_info"], "output_token_logprobs": [[float("nan"), 5, None]]}  # type: ignore[dict-item]
+        return web.json_response({"output_ids": [5], "meta_info": meta})
+
+    async with EngineClient(await serve(answer), vocab_size=100) as client:
+        with pytest.raises(InternalError, match="the answer to g has log-prob nan at token 0"):
+            await client.generate([1], {"logit_bias": {5: 1.0}}, rid="g")
+
+    assert bodies[0]["sampling_params"] == {"logit_bias": {"5": 1.0}}
+
+
 async def test_a_prompt_computed_once_is_in_the_prefix_cache(client: EngineClient) -> None:
     prompt = list(range(40, 80))
     await client.prefill(prompt, rid="prefix")

@@ -47,6 +47,13 @@ def test_pipeline_stages_leave_fewer_gpus_to_tensor_parallelism() -> None:
         options_of("--rollout-num-gpus-per-engine", "8", "--sglang-pp-size", "3", gpus=8)
 
 
+def test_engines_tell_the_experts_that_are_to_be_trained(tiny_model: Path) -> None:
+    [plain], [telling] = options_of(), options_of("--use-rollout-routing-replay")
+
+    assert "--enable-return-routed-experts" not in server_command(plain, tiny_model, "3", 1000)
+    assert "--enable-return-routed-experts" in server_command(telling, tiny_model, "3", 1000)
+
+
 def test_engines_without_a_gpu_share_the_cores(tiny_model: Path) -> None:
     one, other = options_of("--rollout-num-engines", "2")
 
@@ -138,3 +145,20 @@ def test_only_a_job_is_reached_from_other_machines(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setenv("SLIME_HOST_IP", "10.1.1.1")
     assert own_host() == "10.1.1.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ((), {"skip_tokenizer_init": True}),
+        (("--multimodal-keys", '{"image": "images"}'), {"enable_multimodal": True}),
+        (
+            ("--multimodal-keys", '{"image": "images"}', "--sglang-enable-multimodal", "false"),
+            {"enable_multimodal": False},
+        ),
+    ],
+)
+def test_an_engine_is_told_of_images_only_where_there_are_any(words: tuple[str, ...], flags: dict[str, object]) -> None:
+    [one] = options_of(*words)
+
+    assert dict(one.flags) == {"served_model_name": "actor", **flags}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slime_stages.announce import told_on_the_way
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import start_run
 from slime_stages.manifest import Manifest, commit_manifest, read_manifest
@@ -22,6 +23,7 @@ from slime_stages.serving.served import Served
 from slime_stages.stage import Stage, StageCall
 from slime_stages.weights.publish import publish_link
 from stages.rollout.generate import Requests
+from stages.rollout.live_engines import LiveEngines
 from stages.rollout.run import run as run_rollout
 from tests.slime_stages.config.settings import resolved
 
@@ -104,11 +106,28 @@ class CarriedRun:
         call = StageCall(stage="rollout", run=self.run.root, iteration=iteration, shard=shard, force=force)
         return read_manifest(run_rollout(call))
 
+    def stream(self, iteration: int, until: int, shard: int = 0) -> Path:
+        """One process for the shard of several iterations; each is trained, in no time, once it is committed."""
+        for number in range(iteration, until):
+            ensure_plan(self.run, number)
+            if self.run.manifest_path("rollout", number, shard, 1).exists():
+                self.end_iteration(number)
+        call = StageCall(stage="rollout", run=self.run.root, iteration=iteration, shard=shard, until=until)
+
+        def trained(manifest: Path | None) -> None:
+            if manifest is not None:
+                self.end_iteration(read_manifest(manifest).iteration)
+
+        with told_on_the_way(trained):
+            return run_rollout(call)
+
     def end_iteration(self, iteration: int) -> None:
         """As sync does: the next weights are there."""
+        path = self.run.manifest_path("sync", iteration)
+        if path.exists():
+            return
         publish_link(self.model, self.run.weights_path(iteration + 1))
         manifest = Manifest(kind="sync", run_id=self.run.run_id(), iteration=iteration, content=f"weights {iteration}")
-        path = self.run.manifest_path("sync", iteration)
         path.parent.mkdir(parents=True)
         commit_manifest(manifest, path)
 
@@ -153,11 +172,18 @@ def start_carried(
         with socket.create_server(("127.0.0.1", 0)) as server:
             yield Served(urls=(f"http://127.0.0.1:{server.getsockname()[1]}",), engine_count=1)
 
+    @contextmanager
+    def no_live_engine(stage: Stage) -> Iterator[LiveEngines]:
+        with no_engine(stage) as served:
+            yield LiveEngines(served=served, handles=())
+
     def heard() -> Requests:
         behaviour.requests.append(Requests())
         return behaviour.requests[-1]
 
     monkeypatch.setattr("stages.rollout.run.ready_engines", no_engine)
+    monkeypatch.setattr("stages.rollout.stream.live_engines", no_live_engine)
+    monkeypatch.setattr("stages.rollout.inputs.POLL_SECONDS", 0.05)
     monkeypatch.setattr("stages.rollout.ask.Requests", heard)
     monkeypatch.setattr("stages.rollout.admission.GRACE_SECONDS", 1.5)
     return CarriedRun(run, model)

@@ -14,8 +14,10 @@ import pytest
 from slime_stages.drain import Drained, drain_reason
 from slime_stages.errors import DataError
 from slime_stages.sample import Sample, Status
+from slime_stages.slurm.limits import EXIT_SECONDS
 from stages.rollout import admission
-from stages.rollout.admission import Admission, Deadline
+from stages.rollout.admission import Admission
+from stages.rollout.deadline import Deadline
 from stages.rollout.judging import Verdict
 from tests.stages.rollout.told_to_stop import give_seconds, send
 
@@ -208,7 +210,7 @@ def test_the_error_of_one_group_ends_the_rest_and_what_was_finished_is_kept() ->
 
 
 def test_near_the_end_of_its_job_it_begins_nothing_that_it_cannot_finish() -> None:
-    end = time.time() + admission.EXIT_SECONDS + 1.0
+    end = time.time() + EXIT_SECONDS + 1.0
     groups = Groups(dict.fromkeys(range(20), 0.3), room=1, job_end=end)
 
     with pytest.raises(Drained, match="the job ends at"):
@@ -216,11 +218,11 @@ def test_near_the_end_of_its_job_it_begins_nothing_that_it_cannot_finish() -> No
 
     assert groups.begun == groups.recorded
     assert 1 <= len(groups.recorded) <= 3
-    assert time.time() < end - admission.EXIT_SECONDS
+    assert time.time() < end - EXIT_SECONDS
 
 
 def test_what_runs_when_only_the_time_to_leave_is_left_is_given_up() -> None:
-    end = time.time() + admission.EXIT_SECONDS + 0.5
+    end = time.time() + EXIT_SECONDS + 0.5
     groups = Groups({0: 0.1, 1: 60.0}, job_end=end)
 
     with pytest.raises(Drained, match="the job ends at"):
@@ -232,7 +234,7 @@ def test_what_runs_when_only_the_time_to_leave_is_left_is_given_up() -> None:
 
 def test_the_longest_of_20_groups_is_not_counted_with() -> None:
     def deadline(left: float) -> Deadline:
-        made = Deadline(job_end=time.time() + admission.EXIT_SECONDS + left, group_count=20)
+        made = Deadline(job_end=time.time() + EXIT_SECONDS + left, group_count=20)
         for seconds in range(1, 21):
             made.note(100.0 * seconds, 0.0)
         return made
@@ -246,7 +248,7 @@ def test_time_to_write_the_shard_is_kept_by_what_the_journal_took() -> None:
     deadline.note(5.0, 1.0)
     deadline.note(5.0, 3.0)  # 2 s a group: 20 s for all, and as much again to be safe
 
-    assert deadline.stop_time == 1000 - admission.EXIT_SECONDS - 40
+    assert deadline.stop_time == 1000 - EXIT_SECONDS - 40
 
 
 def test_no_more_groups_are_begun_than_the_engines_take() -> None:

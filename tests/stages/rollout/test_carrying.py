@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,26 @@ def test_a_deadline_before_the_first_group_is_to_be_tried_again(start: Start) ->
         made.roll(0)
 
 
+def test_the_deadline_counts_what_earlier_attempts_have_spent_once_they_have_kept_a_group(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "_drain", drain._Drain())
+    made = start(rollout_deadline=90.0)
+    behaviour.seconds = {0: 60.0, 2: 60.0}
+    with monkeypatch.context() as first:
+        first.setattr("stages.rollout.deadline.Deadline.stop_time", property(_after_two_groups))
+        with pytest.raises(Drained):
+            made.roll(0)
+    monkeypatch.setattr(drain, "_drain", drain._Drain())
+    [journal] = made.run.root.rglob("*.arrows")
+    later = time.time() + 100
+    os.utime(journal, (later, later))
+    behaviour.asked.clear()
+
+    assert account(made.roll(0)) == (4, 0, 2, 0, 2)
+    assert (made.positions(0), behaviour.asked) == ([1, 3], [])
+
+
 def test_prompts_that_are_all_dropped_end_in_an_error_that_counts_them(start: Start) -> None:
     made = start(dynamic_sampling_filter_path=FILTER, rollout_max_refills=1)
     behaviour.rewards = dict.fromkeys(range(100), 1.0)
@@ -224,7 +246,7 @@ def test_the_next_attempt_drops_what_was_dropped_and_asks_nothing_again(
 ) -> None:
     made = start(dynamic_sampling_filter_path=FILTER)
     behaviour.rewards = {1: 1.0}
-    monkeypatch.setattr("stages.rollout.run._chosen", _killed)
+    monkeypatch.setattr("stages.rollout.shard.Shard._chosen", _killed)
     with pytest.raises(RuntimeError, match="killed"):
         made.roll(0)
     asked = list(behaviour.asked)
@@ -360,8 +382,8 @@ def test_the_journal_keeps_the_tokens_of_unfinished_groups_at_a_drain(
 ) -> None:
     monkeypatch.setattr(drain, "_drain", drain._Drain())
     made = start(partial_rollout=True, custom_generate_function_path=f"{HERE}.cut_short")
-    monkeypatch.setattr("stages.rollout.admission.Deadline.allows_another", lambda self: len(behaviour.asked) < 8)
-    monkeypatch.setattr("stages.rollout.admission.Deadline.stop_time", property(_soon))
+    monkeypatch.setattr("stages.rollout.deadline.Deadline.allows_another", lambda self: len(behaviour.asked) < 8)
+    monkeypatch.setattr("stages.rollout.deadline.Deadline.stop_time", property(_soon))
     behaviour.seconds = {2: 60.0}
 
     with pytest.raises(Drained):
@@ -373,8 +395,8 @@ def test_the_journal_keeps_the_tokens_of_unfinished_groups_at_a_drain(
     [unfinished] = [entry.samples for entry in entries if not entry.is_finished]
     assert [(s.group_index, s.status, s.response_length) for s in unfinished] == [(2, Status.ABORTED, 3)] * 2
     monkeypatch.setattr(drain, "_drain", drain._Drain())
-    monkeypatch.setattr("stages.rollout.admission.Deadline.allows_another", lambda self: True)
-    monkeypatch.setattr("stages.rollout.admission.Deadline.stop_time", property(lambda self: float("inf")))
+    monkeypatch.setattr("stages.rollout.deadline.Deadline.allows_another", lambda self: True)
+    monkeypatch.setattr("stages.rollout.deadline.Deadline.stop_time", property(lambda self: float("inf")))
     behaviour.seconds.clear()
     behaviour.asked.clear()
     assert account(made.roll(0)) == (4, 0, 4, 0, 0)
@@ -384,3 +406,7 @@ def test_the_journal_keeps_the_tokens_of_unfinished_groups_at_a_drain(
 def _soon(self: Any) -> float:
     """The end of the job comes once all eight samples are asked."""
     return 0.0 if len(behaviour.asked) >= 8 else float("inf")
+
+
+def _after_two_groups(self: Any) -> float:
+    return 0.0 if len(self._seconds) >= 2 else float("inf")

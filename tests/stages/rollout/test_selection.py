@@ -206,3 +206,41 @@ def test_a_handed_over_group_in_the_journal_is_not_begun_twice() -> None:
     assert begun(made) == [3]
     made.take(group(3), GOOD)
     assert counts(made) == (0, 2, 2, 0, 0)
+
+
+def test_in_a_stream_as_many_prompts_are_under_way_as_its_window_is_wide_whatever_becomes_of_them() -> None:
+    made = selection(3, chunk=1, window=2)
+
+    assert begun(made) == [10, 11]
+    made.take(group(10), GOOD)
+    assert begun(made) == [12]
+    made.take(group(12), BAD)
+    assert begun(made) == [13]
+    made.take(group(11), GOOD)
+    assert begun(made) == [14]
+    made.take(group(14), GOOD)
+
+    assert made.is_done
+    made.leave(group(13, Status.ABORTED))
+    assert counts(made) == (5, 0, 3, 1, 1)
+
+
+def test_a_stream_takes_what_was_handed_over_before_it_asks_anew() -> None:
+    made = selection(2, chunk=1, window=2, taken=[group(7), group(8, Status.ABORTED), group(9, Status.ABORTED)])
+
+    assert begun(made) == [7, 8]
+    made.take(group(7), GOOD)
+    assert begun(made) == [9]
+    made.take(group(9), GOOD)
+
+    made.leave(group(8, Status.ABORTED))
+    assert counts(made) == (0, 3, 2, 0, 1)
+
+
+def test_in_a_stream_too_prompts_that_are_all_dropped_come_to_an_end() -> None:
+    made = selection(2, chunk=1, window=2, most_refills=5)
+    while (asked := made.next()) is not None:
+        made.take([Sample(group_index=asked[0].group_index, status=Status.COMPLETED)], BAD)
+
+    with pytest.raises(DataError, match=r"0 of 2 groups are kept after 6 prompts; 6 were dropped \(6 zero_std_1.0\)"):
+        raise made.exhausted()

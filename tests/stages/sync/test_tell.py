@@ -58,3 +58,11 @@ def test_engines_at_work_are_left_to_the_next_rollout(run: RunDir, capsys: pytes
 
 def test_engines_that_are_gone_are_no_error(run: RunDir) -> None:
     tell(run, "http://127.0.0.1:1")
+
+
+def test_a_rollout_that_streams_has_them_at_once_whatever_its_lag(run: RunDir) -> None:
+    with serving(FakeEngine()) as engine:
+        engine.request_count = 2
+        tell(run, engine.url, rollout_streaming=True, staleness=1, use_tis=True)
+
+    assert engine.controlled == ["pause", "load", "continue"]

@@ -1,0 +1,63 @@
+"""Images go to a real engine of a model that sees them, and into the shard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from slime_stages.launch.plans import ensure_plan
+from slime_stages.sample_table import read_samples
+from slime_stages.stage import StageCall
+from stages.rollout.run import run as rollout
+from tests.e2e.runs import new_run
+from tests.fixtures.tiny_vision import IMAGE_TOKENS, make_tiny_vision_model
+
+pytestmark = pytest.mark.slow
+COLORS = ("red", "blue")
+
+
+def prompts(folder: Path) -> Path:
+    """The same question about two images, in verl's schema."""
+    rows = []
+    for color in COLORS:
+        Image.new("RGB", (70, 40), color).save(folder / f"{color}.png")
+        asked = [{"role": "user", "content": "<image>Which color?"}]
+        rows.append({"prompt": asked, "reward_model": {"ground_truth": color}, "images": [f"{color}.png"]})
+    path = folder / "images.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_model_answers_by_what_it_sees_and_the_shard_holds_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime_stages.launch.start_run.check_trainer", lambda config: None)  # no trainer knows Gemma 3
+    model = make_tiny_vision_model(tmp_path / "model")
+    settings = {"rollout_batch_size": 2, "n_samples_per_prompt": 1, "rollout_shards": 1, "rollout_top_k": 1}
+    run = new_run(
+        tmp_path / "run",
+        model,
+        prompts(tmp_path),
+        engine=None,
+        input_key="input",
+        label_key=None,
+        multimodal_keys={"image": "images"},
+        **settings,
+    )
+    ensure_plan(run, 0)
+
+    path = rollout(StageCall(stage="rollout", run=run.root, iteration=0, shard=0))
+
+    first, second = read_samples(path.with_suffix(".parquet"))
+    image_token = json.loads((model / "config.json").read_text())["image_token_index"]
+    assert [sample.tokens.count(image_token) for sample in (first, second)] == [IMAGE_TOKENS] * 2
+    assert first.tokens[: first.prompt_length] == second.tokens[: second.prompt_length]
+    assert first.rollout_log_probs != second.rollout_log_probs  # the likeliest tokens of the same prompt
+    seen = [(sample.multimodal_inputs or {})["images"][0] for sample in (first, second)]
+    assert [(image.size, image.getpixel((0, 0))) for image in seen] == [
+        ((70, 40), (255, 0, 0)),
+        ((70, 40), (0, 0, 255)),
+    ]
