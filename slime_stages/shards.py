@@ -135,6 +135,14 @@ def flat_lists(column: pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[np.int64]
     return (chunks[0] if len(chunks) == 1 else np.concatenate([empty, *chunks])), offsets
 
 
+def list_rows(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:
+    """The rows of a list column as views of one flat array; None for null."""
+    flat, offsets = flat_lists(column)
+    valid = column.is_valid().to_numpy()
+    bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), valid.tolist(), strict=True)
+    return [flat[start:stop] if given else None for start, stop, given in bounds]
+
+
 def read_shard(path: Path, schema: ShardSchema, columns: Sequence[str] | None = None) -> pa.Table:
     """Read and check a whole shard, or some of its columns.
 

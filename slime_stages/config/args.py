@@ -35,10 +35,7 @@ FIXED: dict[str, Any] = {
     "load_forge_rollout_data": None,
     "log_correct_samples": False,
     "log_multi_turn": False,
-    "log_probs_chunk_size": -1,
     "log_reward_category": None,
-    "loss_mask_type": "qwen",
-    "megatron_config_path": None,
     "megatron_deepgemm_forward_layers": None,
     "megatron_deepgemm_forward_modules": None,
     "megatron_deepgemm_moe_forward_layers": None,
@@ -68,8 +65,6 @@ FIXED: dict[str, Any] = {
     "save_debug_train_data": None,
     "save_hf": None,
     "start_rollout_id": None,
-    "tb_experiment_name": None,
-    "tb_project_name": None,
     "train_backend": "megatron",
     "train_env_vars": {},
     "update_weight_buffer_size": 536870912,
@@ -83,21 +78,9 @@ FIXED: dict[str, Any] = {
     "update_weights_interval": 1,
     "use_distributed_post": False,
     "use_rollout_entropy": False,
-    "use_rollout_routing_replay": False,
-    "use_routing_replay": False,
     "use_stateless_adam": False,
-    "use_tensorboard": False,
-    "use_wandb": False,
-    "wandb_always_use_train_step": False,
-    "wandb_dir": None,
-    "wandb_group": None,
-    "wandb_host": None,
     "wandb_key": None,
-    "wandb_mode": None,
-    "wandb_project": None,
     "wandb_random_suffix": True,
-    "wandb_run_id": None,
-    "wandb_team": None,
 }
 """slime's settings that have only this value here: plug-ins ask for them. A setting of the same name wins."""
 
@@ -118,6 +101,7 @@ def args_of(config: Config) -> Args:
     custom = _mutable(values.pop("custom_config"))
     values["eval_datasets"] = _eval_datasets(config)
     values |= {f"router_{name}": value for name, value in values.pop("router").items()}
+    values = {**values.pop("megatron"), **values}
     prompt_data = values["prompt_data"]
     algorithm, rollout = config.algorithm, config.rollout
     return Args(

@@ -6,8 +6,12 @@ import re
 from collections.abc import Iterator
 
 from slime_stages.config.algorithm_checks import algorithm_complaints
+from slime_stages.config.hooks import built_in
 from slime_stages.config.model import Config
+from slime_stages.config.parallel_checks import parallel_complaints
 from slime_stages.config.serving_checks import Complaint, serving_complaints
+
+REMOTE_TYPES = ("remote_rm", "boxed_remote_rm")
 
 
 def complaints(config: Config) -> Iterator[Complaint]:
@@ -65,6 +69,9 @@ def _surplus(config: Config) -> Iterator[Complaint]:
         yield "over_sampling_batch_size", says, f"over_sampling_batch_size = {rollout.rollout_batch_size} at least"
     if rollout.mask_offpolicy_in_partial_rollout and not rollout.partial_rollout:
         yield "mask_offpolicy_in_partial_rollout", "masks tokens that only partial_rollout keeps", "--partial-rollout"
+    if rollout.rollout_streaming and built_in(config.plugins.rollout_function_path) is not None:
+        says = "keeps groups in flight, which a function in place of generation has for itself"
+        yield "rollout_streaming", says, "drop rollout_function_path, or rollout_streaming"
     if rollout.buffer_filter_path is not None and not rollout.carries:
         says = "chooses among groups that were handed over, and nothing hands any over"
         yield "buffer_filter_path", says, "--over-sampling-batch-size, --partial-rollout or a dynamic sampling filter"
@@ -90,6 +97,10 @@ def _evaluation(config: Config) -> Iterator[Complaint]:
     if words is not None and len(words) % 2 and not has_file:
         yield "eval_prompt_data", f"has {len(words)} words, not pairs of a name and a file", "NAME FILE [NAME FILE ...]"
         return
+    for name, dataset in config.eval.datasets:
+        if dataset.rm_type in REMOTE_TYPES and not config.reward.rm_url:
+            says = f"scores {name} by {dataset.rm_type}, which needs the address of a reward server"
+            yield "eval_datasets", says, "--rm-url URL"
     names = [name for name, _ in config.eval.datasets]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
@@ -102,7 +113,7 @@ def _evaluation(config: Config) -> Iterator[Complaint]:
 
 def _reward(config: Config) -> Iterator[Complaint]:
     reward = config.reward
-    if reward.rm_type in ("remote_rm", "boxed_remote_rm") and not reward.rm_url:
+    if reward.rm_type in REMOTE_TYPES and not reward.rm_url:
         yield "rm_type", "needs the address of a reward server", "--rm-url URL"
     if reward.code_timeout is not None and reward.code_timeout >= reward.reward_timeout:
         says = f"does not fit into reward_timeout = {reward.reward_timeout:g} s, within which its sample is scored"
@@ -134,10 +145,12 @@ def _batches(config: Config) -> Iterator[Complaint]:
 
 def _processes(config: Config) -> Iterator[Complaint]:
     train = config.train
-    size, parallel = config.global_batch_size, train.tensor_model_parallel_size
-    if train.process_count % parallel:
-        says = f"does not divide the {train.process_count} processes (actor_num_nodes x actor_num_gpus_per_node)"
-        yield "tensor_model_parallel_size", says, None
+    size = config.global_batch_size
+    yield from parallel_complaints(train)
+    if train.use_routing_replay and not (train.use_rollout_routing_replay or config.algorithm.computes_advantages):
+        says = "replays the experts of the pass for old log-probs, which this loss does without"
+        yield "use_routing_replay", says, "drop it, or --use-rollout-routing-replay"
+    if train.process_count % train.model_parallel_size:
         return
     if train.use_dynamic_batch_size and train.max_tokens_per_gpu is None:
         yield "use_dynamic_batch_size", "needs to know how much fits", "--max-tokens-per-gpu INTEGER"
@@ -162,9 +175,7 @@ def _learning_rate(config: Config) -> Iterator[Complaint]:
         yield "min_lr", f"is above lr = {optimizer.lr}", None
     if optimizer.lr_decay_style == "constant":
         return
-    steps = optimizer.lr_decay_iters
-    if steps is None and config.data.num_rollout is not None:
-        steps = config.data.num_rollout * config.steps_per_iteration
+    steps = config.decay_steps
     if steps is None and config.data.num_epoch is None:
         yield "lr_decay_style", "needs to know when the decay ends", "--num-rollout INTEGER or --lr-decay-iters INTEGER"
     elif steps is not None and optimizer.lr_warmup_iters >= steps:

@@ -15,8 +15,8 @@ from slime_stages.config.types import PATH, Section
 
 Kind = Literal["switch", "value", "list", "table", "passthrough"]
 
-PASSTHROUGH_PREFIXES = {"--sglang-": "sglang", "--router-": "router"}
-"""Flags of programs we start, and the table they go to."""
+PASSTHROUGH_PREFIXES = {"--sglang-": "sglang", "--router-": "router", "--megatron-": "megatron"}
+"""Flags of programs we start and of libraries we use, and the table they go to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,5 +202,5 @@ def _unknown_flag(word: str) -> Problem:
     known += [one.off_flag for one in fields().values() if one.off_flag is not None]
     flag = word.partition("=")[0]
     prefixes = " and ".join(f"{prefix}*" for prefix in PASSTHROUGH_PREFIXES)
-    hint = suggestion(flag, known) or f"`slime-stages config --help` lists them; {prefixes} go to SGLang and its router"
+    hint = suggestion(flag, known) or f"`slime-stages config --help` lists them; {prefixes} are passed on"
     return Problem(message=f"there is no flag {flag}", hint=hint)

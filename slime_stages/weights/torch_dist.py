@@ -22,13 +22,11 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 
 from slime_stages.errors import DataError
 from slime_stages.weights.checkpoints import check_checkpoint
+from slime_stages.weights.mapping.names import FUSED_NORMS
 
-_STACKED_LAYERS = re.compile(r"decoder\.layers\.(?!\d+\.)(.+)")
+_LAYERS = re.compile(r"decoder\.layers\.(?:(\d+)\.)?(.+)")
+"""One layer, or all of them stacked; Megatron does not stack layers that differ."""
 _STACKED_EXPERTS = re.compile(r"mlp\.experts\.experts\.(.+)")
-_FUSED_NORMS = {
-    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
-    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
-}
 _OTHER_STATE = re.compile(r"(chained_\d+\.)?optimizer\.")
 
 
@@ -134,17 +132,19 @@ def _stored_tensors(metadata: Metadata) -> dict[str, StoredTensor]:
 
 def _unstacked(key: str, size: torch.Size) -> list[tuple[str, tuple[int, ...]]]:
     """The parameters that lie under a key, each with its index."""
-    in_layers = _STACKED_LAYERS.fullmatch(key)
-    if in_layers is None:
+    found = _LAYERS.fullmatch(key)
+    if found is None:
         return [(key, ())]
-    in_experts = _STACKED_EXPERTS.fullmatch(in_layers[1])
+    numbered = [(int(found[1]), ())] if found[1] else [(layer, (layer,)) for layer in range(size[0])]
+    layers: list[tuple[int, tuple[int, ...]]] = list(numbered)
+    in_experts = _STACKED_EXPERTS.fullmatch(found[2])
     if in_experts is None:
-        name = _FUSED_NORMS.get(in_layers[1], in_layers[1])
-        return [(f"decoder.layers.{layer}.{name}", (layer,)) for layer in range(size[0])]
+        name = FUSED_NORMS.get(found[2], found[2])
+        return [(f"decoder.layers.{layer}.{name}", index) for layer, index in layers]
     return [
-        (f"decoder.layers.{layer}.mlp.experts.local_experts.{expert}.{in_experts[1]}", (layer, expert))
-        for layer in range(size[0])
-        for expert in range(size[1])
+        (f"decoder.layers.{layer}.mlp.experts.local_experts.{expert}.{in_experts[1]}", (*index, expert))
+        for layer, index in layers
+        for expert in range(size[len(index)])
     ]
 
 

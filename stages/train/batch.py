@@ -16,16 +16,18 @@ from slime_stages.config import Config
 from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.lineage import command, committed, shard_manifest_path
 from slime_stages.manifest import check_data
+from slime_stages.named_rewards import chosen_stage
 from slime_stages.plan import Plan
 from slime_stages.rundir import RunDir
 from slime_stages.sample import Sample
 from slime_stages.sample_table import samples_of
 from slime_stages.schema import REWARD, ROLLOUT
-from slime_stages.shards import flat_lists, read_shard
+from slime_stages.shards import list_rows, read_shard
 from stages.train.algorithm.conversion import SampleColumns, TrainBatch, convert_samples
 from stages.train.algorithm.rewards import post_process_rewards
 from stages.train.custom_data import converted, custom_rewards, own_columns
 from stages.train.hooks import Hooks
+from stages.train.replay import engine_experts, nuclei_of, replay_columns
 
 ROLLOUT_COLUMNS = (
     "shard",
@@ -46,6 +48,8 @@ ROLLOUT_COLUMNS = (
 REWARDS = ("shard", "row", "reward", "reward_parts")
 FOR_TEACHING = "teacher_log_probs"
 NO_REWARD, NO_TOKENS = "no_reward", "no_tokens"
+UNFINISHED = ("aborted", "failed")
+"""Statuses of samples whose generation did not end by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class IterationBatch:
     table: pa.Table
     """[S] rows of the rollout shards, the columns that training reads."""
     raw_rewards: NDArray[np.float64]
-    """[S] NaN where there is none."""
+    """[S] NaN where there is none, even if it is trained on as `null_reward`."""
     drop_reasons: list[str | None]
     """[S] why a sample is not trained on; it keeps its place in its step, with mask 0."""
     batch: TrainBatch
@@ -68,14 +72,15 @@ class IterationBatch:
 def read_iteration(run: RunDir, plan: Plan, config: Config) -> IterationBatch:
     """Read all shards of the iteration. DataError, with the command that mends it, for one that is not as committed."""
     algorithm = config.algorithm
-    wanted = ROLLOUT_COLUMNS + ((FOR_TEACHING,) if algorithm.use_opd else ())
+    wanted = (*ROLLOUT_COLUMNS, *((FOR_TEACHING,) if algorithm.use_opd else ()), *replay_columns(config))
     columns, rewards = (None, REWARDS) if algorithm.shows_samples else (wanted, REWARDS[:3])
     rollout = pa.concat_tables([_read(run, plan, "rollout", shard, columns) for shard in range(plan.shard_count)])
-    reward = pa.concat_tables([_read(run, plan, "reward", shard, rewards) for shard in range(plan.shard_count)])
+    scored = chosen_stage(run, plan.iteration)
+    reward = pa.concat_tables([_read(run, plan, scored, shard, rewards) for shard in range(plan.shard_count)])
     if not rollout.select(["shard", "row"]).equals(reward.select(["shard", "row"])):
         raise DataError(
             f"iteration {plan.iteration} has {len(rollout)} samples and {len(reward)} rewards, not one for each",
-            hint=command(run, "reward", plan.iteration, 0, force=True),
+            hint=command(run, scored, plan.iteration, 0, force=True),
         )
     for name in rewards[2:]:
         rollout = rollout.drop_columns(name) if name in rollout.column_names else rollout
@@ -86,22 +91,17 @@ def read_iteration(run: RunDir, plan: Plan, config: Config) -> IterationBatch:
 
 def batch_of(table: pa.Table, config: Config) -> IterationBatch:
     """The batch of samples that stand in batch order, with their rewards as a column."""
-    algorithm = config.algorithm
-    raw = table["reward"].to_numpy().astype(np.float64)
-    if algorithm.null_reward != "drop":
-        raw = np.where(np.isnan(raw), float(algorithm.null_reward), raw)
-    hooks, shown = Hooks(config), _shown_samples(table) if algorithm.shows_samples else []
-    if algorithm.custom_reward_post_process_path is not None:  # it may make a number of whatever there is
-        raw = np.where(np.isnan(raw) & [sample.reward is not None for sample in shown], 0.0, raw)
-    reasons = _drop_reasons(table, raw)
+    hooks, shown = Hooks(config), _shown_samples(table) if config.algorithm.shows_samples else []
+    raw, filled = _rewards(table, shown, config)
+    reasons = _drop_reasons(table, filled)
     kept = np.array([reason is None for reason in reasons], bool)
-    rewards, told = np.zeros(len(table), np.float32), np.nan_to_num(raw)
+    rewards, told = np.zeros(len(table), np.float32), np.nan_to_num(filled)
     given = custom_rewards(hooks, [sample for sample, is_kept in zip(shown, kept, strict=False) if is_kept])
     if given is not None:
         told[kept], rewards[kept] = given
         raw = np.where(kept, told, raw)
     else:
-        rewards[kept] = _normalized(table, raw, kept, config)
+        rewards[kept] = _normalized(table, filled, kept, config)
     removed = table["remove_sample"].to_numpy(zero_copy_only=False) | ~kept
     samples = SampleColumns(
         index=table["index"].to_numpy(),
@@ -118,11 +118,31 @@ def batch_of(table: pa.Table, config: Config) -> IterationBatch:
         raw_reward_override=_raw_rewards(table["metadata"]),
     )
     batch = convert_samples(samples, rewards)
+    batch = replace(batch, nuclei=nuclei_of(table, config), routed_experts=engine_experts(table, config))
     if shown:
         for sample, is_removed in zip(shown, removed.tolist(), strict=True):
             sample.remove_sample = is_removed
         batch = converted(hooks, shown, replace(batch, columns=own_columns(shown)))
     return IterationBatch(table=table, raw_rewards=raw, drop_reasons=reasons, batch=batch)
+
+
+def _rewards(
+    table: pa.Table, shown: Sequence[Sample], config: Config
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(as scored, as trained on): the second has `null_reward` where scoring failed, and so have the samples shown.
+
+    What was never finished was not scored either, and stays without.
+    """
+    raw = table["reward"].to_numpy().astype(np.float64)
+    if config.algorithm.custom_reward_post_process_path is not None:  # it may make a number of whatever there is
+        raw = np.where(np.isnan(raw) & [sample.reward is not None for sample in shown], 0.0, raw)
+    if config.algorithm.null_reward == "drop":
+        return raw, raw
+    value = float(config.algorithm.null_reward)
+    has_failed = np.isnan(raw) & ~np.isin(np.array(table["status"].to_pylist()), UNFINISHED)
+    for sample, is_without in zip(shown, has_failed.tolist(), strict=False):
+        sample.reward = value if is_without else sample.reward
+    return raw, np.where(has_failed, value, raw)
 
 
 def _shown_samples(table: pa.Table) -> list[Sample]:
@@ -147,14 +167,6 @@ def _normalized(
     )
 
 
-def list_rows(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:
-    """The rows of a list column as views of one flat array; None for null."""
-    flat, offsets = flat_lists(column)
-    valid = column.is_valid().to_numpy()
-    bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), valid.tolist(), strict=True)
-    return [flat[start:stop] if given else None for start, stop, given in bounds]
-
-
 def _optional_rows(table: pa.Table, name: str) -> list[NDArray[Any] | None] | None:
     return list_rows(table[name]) if name in table.column_names else None
 
@@ -174,9 +186,9 @@ def _drop_reasons(table: pa.Table, raw_rewards: NDArray[np.float64]) -> list[str
     lengths, statuses = table["response_length"].to_pylist(), table["status"].to_pylist()
     for length, status, reward in zip(lengths, statuses, raw_rewards.tolist(), strict=True):
         if length == 0:
-            reasons.append(NO_TOKENS if status not in ("aborted", "failed") else status)
+            reasons.append(status if status in UNFINISHED else NO_TOKENS)
         elif np.isnan(reward):
-            reasons.append(status if status in ("aborted", "failed") else NO_REWARD)
+            reasons.append(status if status in UNFINISHED else NO_REWARD)
         else:
             reasons.append(None)
     return reasons

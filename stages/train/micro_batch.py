@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stages.train.algorithm.conversion import TrainBatch
 from stages.train.megatron.packing import PackedMicroBatch, PackedSample
+from stages.train.replay import EXPERTS
 
 TokenColumns = dict[str, dict[int, NDArray[np.float32]]]
 """Name → position of a sample → [R]: what is known of each response token before the first optimizer step."""
@@ -58,7 +59,7 @@ def packed_sample(
     batch: TrainBatch, position: int, weights: NDArray[np.float32], columns: TokenColumns | None = None
 ) -> PackedSample:
     """One sample with what the loss reads. `weights` [R] contain every denominator of the loss."""
-    length = int(batch.response_lengths[position])
+    length, tokens = int(batch.response_lengths[position]), np.asarray(batch.tokens[position], np.int64)
     values: dict[str, NDArray[Any]] = {
         "position": np.full(length, position, np.int64),
         "advantages": np.full(length, batch.rewards[position], np.float32),
@@ -68,13 +69,16 @@ def packed_sample(
     if batch.rollout_log_probs is not None:
         values["rollout_log_probs"] = np.asarray(batch.rollout_log_probs[position], np.float32)
     for name, rows in (columns or {}).items():
-        if name != "loss_masks":
+        if name not in ("loss_masks", EXPERTS):
             values[name] = rows[position]
+    experts = (columns or {}).get(EXPERTS)
     return PackedSample(
-        tokens=np.asarray(batch.tokens[position], np.int64),
+        tokens=tokens,
         response_length=length,
         share_key=int(batch.group_indices[position]),
         columns=values,
+        nuclei=None if batch.nuclei is None else batch.nuclei[position],
+        routed_experts=None if experts is None else experts[position].reshape(len(tokens) - 1, -1).astype(np.int64),
     )
 
 
@@ -103,8 +107,12 @@ def sample_table(batch: TrainBatch, positions: Sequence[int], device: torch.devi
 
 
 def token_table(columns: TokenColumns, positions: Sequence[int], device: torch.device) -> dict[str, list[Tensor]]:
-    """What is known of their tokens."""
-    return {name: [_tensor(rows[p], np.float32, device) for p in positions] for name, rows in columns.items()}
+    """What is known of their response tokens."""
+    return {
+        name: [_tensor(rows[p], np.float32, device) for p in positions]
+        for name, rows in columns.items()
+        if name != EXPERTS
+    }
 
 
 def _tensor(row: Any, dtype: Any, device: torch.device) -> Tensor:

@@ -20,9 +20,10 @@ from stages.train.algorithm.kl import approx_kl
 from stages.train.collectives import merged_over_ranks, sum_over_ranks
 from stages.train.critic import values_of
 from stages.train.hooks import Hooks
-from stages.train.megatron.packing import pack_samples
+from stages.train.megatron.packing import PackedMicroBatch, pack_samples
 from stages.train.megatron.step import Trainer
 from stages.train.micro_batch import TokenColumns, packed_sample, sample_table, token_table
+from stages.train.replay import EXPERTS
 
 REFERENCE, TEACHER, OLD_ACTOR = "ref", "teacher", "old_actor"
 """Names of the copies of weights that a trainer may hold beside the policy."""
@@ -49,13 +50,15 @@ class Preparation:
         if algorithm.use_rollout_logprobs and self.batch.rollout_log_probs is None:
             raise DataError("use_rollout_logprobs asks for the engine's log-probs, and no sample has any")
         found: TokenColumns = {}
+        if self.batch.routed_experts is not None:
+            found[EXPERTS] = self._engine_experts(self.batch.routed_experts)
         if algorithm.computes_advantages:
             if REFERENCE in copies:
                 found["ref_log_probs"] = self._log_probs(REFERENCE, prefix="ref_")
             if TEACHER in copies:
                 found["teacher_log_probs"] = self._log_probs(TEACHER, prefix="teacher_")
             if self._needs_old_log_probs():
-                found["log_probs"] = self._log_probs(OLD_ACTOR if OLD_ACTOR in copies else None)
+                found |= self._old_log_probs(OLD_ACTOR if OLD_ACTOR in copies else None, found)
             if self.critic is not None:
                 found["values"] = values_of(self.critic, self.batch, self.micro_batches)
             if algorithm.has_token_advantages or algorithm.kl_coef != 0:
@@ -74,6 +77,8 @@ class Preparation:
     def _needs_old_log_probs(self) -> bool:
         """With one step only, the old policy's log-probs are the new one's, detached: the ratio is 1."""
         algorithm = self.config.algorithm
+        if self._records_experts:
+            return True
         if algorithm.use_rollout_logprobs:
             return algorithm.get_mismatch_metrics
         return (
@@ -94,13 +99,52 @@ class Preparation:
         found: dict[int, NDArray[np.float32]] = {}
         with self.trainer.copies.in_place(weights) if weights else nullcontext():
             self.hooks.before_log_probs(self.trainer, prefix)
-            for positions in self.micro_batches:
-                if chosen := [p for p in positions if self.batch.response_lengths[p]]:
-                    blank = {p: np.zeros(int(self.batch.response_lengths[p]), np.float32) for p in chosen}
-                    packed = pack_samples([packed_sample(self.batch, p, blank[p]) for p in chosen])
-                    [log_probs] = self.trainer.log_probs([packed])
-                    found |= self._split(log_probs, chosen)
+            chosen, packed = self._packed({})
+            for positions, log_probs in zip(chosen, self.trainer.log_probs(packed), strict=True):
+                found |= self._split(log_probs, positions)
         return found
+
+    def _old_log_probs(self, weights: str | None, known: TokenColumns) -> TokenColumns:
+        """Of the policy that losses compare with; its tokens go where `known` says, or where they go is noted."""
+        found, experts = dict[int, NDArray[np.float32]](), dict[int, NDArray[np.float32]]()
+        with self.trainer.copies.in_place(weights) if weights else nullcontext():
+            self.hooks.before_log_probs(self.trainer, "")
+            chosen, packed = self._packed({name: rows for name, rows in known.items() if name == EXPERTS})
+            if not self._records_experts:
+                scores = self.trainer.log_probs(packed)
+            else:
+                scores, routed = self.trainer.log_probs_and_experts(packed)
+                for positions, rows in zip(chosen, routed, strict=True):
+                    experts |= {p: row.astype(np.float32).ravel() for p, row in zip(positions, rows, strict=True)}
+            for positions, log_probs in zip(chosen, scores, strict=True):
+                found |= self._split(log_probs, positions)
+        return {"log_probs": found} | ({EXPERTS: experts} if self._records_experts else {})
+
+    def _packed(self, columns: TokenColumns) -> tuple[list[list[int]], list[PackedMicroBatch]]:
+        """This rank's micro-batches without samples that have no response, and the positions in them; no empty ones."""
+        micro_batches = [[p for p in each if self.batch.response_lengths[p]] for each in self.micro_batches]
+        chosen = [each for each in micro_batches if each]
+        blank = {p: np.zeros(int(self.batch.response_lengths[p]), np.float32) for each in chosen for p in each}
+        return chosen, [
+            pack_samples([packed_sample(self.batch, p, blank[p], columns) for p in each]) for each in chosen
+        ]
+
+    @property
+    def _records_experts(self) -> bool:
+        return self.config.train.use_routing_replay and self.batch.routed_experts is None
+
+    def _engine_experts(self, rows: dict[int, NDArray[np.float32]]) -> dict[int, NDArray[np.float32]]:
+        """Of this rank's samples, if they are of the model in training."""
+        of_token = self.trainer.config.num_layers * (self.trainer.config.moe_router_topk or 0)
+        for position in self.positions:
+            given, count = len(rows[position]), len(self.batch.tokens[position]) - 1
+            if given != of_token * count:
+                raise DataError(
+                    f"the engine gave {given} experts for the {count} tokens of sample "
+                    f"{self.batch.sample_indices[position]}, each of which has {of_token} in the trainer",
+                    hint="compare the engine's model with hf_checkpoint, or drop --use-rollout-routing-replay",
+                )
+        return {position: rows[position] for position in self.positions}
 
     def _advantages(self, known: TokenColumns) -> TokenColumns:
         algorithm, found = self.config.algorithm, TokenColumns()
@@ -172,7 +216,8 @@ class Preparation:
 
     def _read_back(self, data: dict[str, Any], columns: TokenColumns) -> TokenColumns:
         """What a function may have changed in place."""
-        names = [*columns, "loss_masks", *(name for name in ("advantages", "returns") if name in data)]
+        names = [name for name in columns if name != EXPERTS]
+        names += ["loss_masks", *(name for name in ("advantages", "returns") if name in data)]
         return columns | {name: self._given(data, name, "rollout_data_postprocess_path") for name in names}
 
     def _given(self, data: dict[str, Any], name: str, setting: str) -> dict[int, NDArray[np.float32]]:
@@ -214,7 +259,7 @@ def column_means(batch: TrainBatch, columns: TokenColumns, micro_batches: list[l
     All ranks call it, with the micro-batches of their own.
     """
     mine = [p for positions in micro_batches for p in positions]
-    rows: dict[str, Any] = {name: values for name, values in columns.items() if name != "loss_masks"}
+    rows: dict[str, Any] = {name: values for name, values in columns.items() if name not in ("loss_masks", EXPERTS)}
     for name in ("rollout_log_probs", "teacher_log_probs"):
         if (given := getattr(batch, name)) is not None:
             rows.setdefault(name, given)

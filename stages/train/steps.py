@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from stages.train.batch import IterationBatch
 from stages.train.collectives import sum_over_ranks
 from stages.train.critic import ValueObjective
 from stages.train.hooks import Hooks
+from stages.train.megatron import parallel
 from stages.train.megatron.packing import PackedMicroBatch
 from stages.train.megatron.step import EntropyMode, StepResult, Trainer
 from stages.train.micro_batch import TokenColumns, TokenView
@@ -32,10 +33,16 @@ class StepsTaken:
     """What the first steps of an iteration have found out: all that the next one needs besides the policy."""
 
     results: list[StepResult] = field(default_factory=list)
+    critic_results: list[StepResult] = field(default_factory=list)
+    """Of ppo's critic, whose steps come first."""
     statistics: SampleStatistics = field(repr=False)
     """Of this rank's samples."""
     columns: TokenColumns = field(repr=False)
     """Of this rank's samples, as they were before the first step; see `Preparation`."""
+
+    @property
+    def count(self) -> int:
+        return len(self.critic_results) + len(self.results)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,9 +50,9 @@ class Steps:
     """What the steps of an iteration did."""
 
     results: list[StepResult]
-    total_count: int
-    """Steps that there are to take: none while ppo trains its critic alone."""
     critic_results: list[StepResult]
+    total_count: int
+    """Steps that there are to take, the critic's among them."""
     schedule: DataParallelSchedule
     statistics: SampleStatistics = field(repr=False)
     """Of all samples, over all ranks."""
@@ -65,7 +72,12 @@ class Steps:
     @property
     def are_complete(self) -> bool:
         """False: told to stop, with steps left to take."""
-        return len(self.results) == self.total_count
+        return self.count == self.total_count
+
+    @property
+    def count(self) -> int:
+        """Steps taken, the critic's among them."""
+        return len(self.critic_results) + len(self.results)
 
 
 def train_steps(
@@ -81,39 +93,44 @@ def train_steps(
 ) -> Steps:
     """Take the steps after `taken`, until `should_stop`, which is asked before each and tells all ranks the same.
 
-    All ranks call it with the same data. A critic takes its steps first, and all of them at once.
+    All ranks call it with the same data. A critic takes its steps first.
     """
     hooks, size = Hooks(config), trainer.data_parallel_size
     schedule = schedule_of(data.batch, config, dp_size=size, model=trainer.config)
     taken = taken or _none_taken(trainer, critic, data, schedule, hooks, iteration)
     work = _work(trainer, with_masks(data.batch, taken.columns), schedule, taken, config)
-    first, total = len(taken.results), _planned(schedule, config, iteration)
-    criticised = _train_critic(critic, work)
+    first, policy_count = taken.count, _planned(schedule, config, iteration)
+    critic_count = 0 if critic is None else len(schedule.num_microbatches)
+    total = critic_count + policy_count
     with Progress(title, total=total, unit="steps") as progress:
         progress.update(first)
-        for step in range(first, total):
-            if critic is None and should_stop():
+        for number in range(first, total):
+            if should_stop():
                 break
-            result = _take_step(trainer, work, hooks, taken.statistics, iteration, step)
-            taken.results.append(result)
+            if critic is not None and number < critic_count:
+                result = _take_critic_step(critic, work, number)
+                taken.critic_results.append(result)
+            else:
+                result = _take_step(trainer, work, hooks, taken.statistics, iteration, number - critic_count)
+                taken.results.append(result)
             progress.advance(loss=f"{result.metrics.get('loss', 0.0):.4f}", grad_norm=f"{result.grad_norm:.3f}")
-    return _outcome(work, taken, criticised, total=total, first=first)
+    return _outcome(work, taken, policy_count=policy_count, total=total, first=first)
 
 
-def _outcome(work: Work, taken: StepsTaken, criticised: list[StepResult], *, total: int, first: int) -> Steps:
+def _outcome(work: Work, taken: StepsTaken, *, policy_count: int, total: int, first: int) -> Steps:
     _gather(taken.statistics)
     return Steps(
         results=taken.results,
+        critic_results=taken.critic_results,
         total_count=total,
-        critic_results=criticised,
         schedule=work.schedule,
         statistics=taken.statistics,
-        backward=work.backward & (work.step_of >= 0) & (total > 0),
+        backward=work.backward & (work.step_of >= 0) & (policy_count > 0),
         step_of=work.step_of,
         columns=taken.columns,
         batch=work.batch,
         column_means=column_means(work.batch, taken.columns, micro_batches_of(work.schedule, work.rank)),
-        is_further=len(taken.results) > first,
+        is_further=taken.count > first,
     )
 
 
@@ -183,14 +200,12 @@ def _take_step(
     return _checked(result, config, f"step {step + 1}")
 
 
-def _train_critic(critic: Trainer | None, work: Work) -> list[StepResult]:
-    results, objective = [], ValueObjective(config=work.config)
-    for step in range(len(work.schedule.num_microbatches) if critic is not None else 0):
-        assert critic is not None
-        increment = work.config.global_batch_size
-        result = critic.train_step(work.packed(step), objective, on_logits=True, increment=increment)
-        results.append(_checked(result, work.config, f"the critic's step {step + 1}"))
-    return results
+def _take_critic_step(critic: Trainer, work: Work, step: int) -> StepResult:
+    objective, increment = ValueObjective(config=work.config), work.config.global_batch_size
+    # experts of the policy's are none of the critic's
+    packed = [replace(each, routed_experts=None) for each in work.packed(step)]
+    result = critic.train_step(packed, objective, on_logits=True, increment=increment)
+    return _checked(result, work.config, f"the critic's step {step + 1}")
 
 
 def _mean_weight(config: Config, micro_batches: list[PackedMicroBatch]) -> float | None:
@@ -222,4 +237,4 @@ def _entropy(config: Config) -> EntropyMode:
 def _gather(statistics: SampleStatistics) -> None:
     """Add up what the data-parallel ranks noted; each sample was on one of them."""
     for name, values in statistics.sums.items():
-        statistics.sums[name] = sum_over_ranks(torch.from_numpy(values)).numpy()
+        statistics.sums[name] = parallel.from_last_stage(sum_over_ranks(torch.from_numpy(values))).numpy()

@@ -66,6 +66,7 @@ def schedule_of(batch: TrainBatch, config: Config, *, dp_size: int, model: Any =
     options = ScheduleOptions(
         global_batch_size=config.global_batch_size,
         dp_size=dp_size,
+        cp_size=config.train.context_parallel_size,
         micro_batch_size=config.train.micro_batch_size,
         use_dynamic_batch_size=config.train.use_dynamic_batch_size,
         max_tokens_per_gpu=config.train.max_tokens_per_gpu,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
-from slime_stages.config.types import Section
+from slime_stages.config.types import Options, Section
 
 
 class Train(Section):
@@ -14,12 +14,28 @@ class Train(Section):
     digested_if_set: ClassVar[frozenset[str]] = frozenset(
         {
             "balance_by_flops",
+            "log_probs_chunk_size",
             "only_train_params_name_list",
             "freeze_params_name_list",
             "custom_megatron_init_path",
             "custom_megatron_before_log_prob_hook_path",
             "custom_megatron_before_train_step_hook_path",
             "custom_model_provider_path",
+            "sequence_parallel",
+            "pipeline_model_parallel_size",
+            "num_layers_per_virtual_pipeline_stage",
+            "decoder_first_pipeline_num_layers",
+            "decoder_last_pipeline_num_layers",
+            "context_parallel_size",
+            "expert_model_parallel_size",
+            "expert_tensor_parallel_size",
+            "recompute_granularity",
+            "recompute_method",
+            "recompute_num_layers",
+            "recompute_modules",
+            "use_routing_replay",
+            "use_rollout_routing_replay",
+            "megatron",
         }
     )
 
@@ -31,6 +47,51 @@ class Train(Section):
 
     tensor_model_parallel_size: PositiveInt = 1
     """Processes that share each layer's weights."""
+
+    sequence_parallel: bool = False
+    """Between the layers, give each of these processes a part of the tokens only: less memory; with experts, needed."""
+
+    pipeline_model_parallel_size: PositiveInt = 1
+    """Processes with a part of the layers each, one after the other."""
+
+    num_layers_per_virtual_pipeline_stage: PositiveInt | None = None
+    """Cut each such part into pieces of so many layers that take turns, so that processes wait less for each other."""
+
+    decoder_first_pipeline_num_layers: PositiveInt | None = None
+    """Layers of the first of them, which also has the embeddings; the others share the rest evenly."""
+
+    decoder_last_pipeline_num_layers: PositiveInt | None = None
+    """Layers of the last of them, which also has the output layer."""
+
+    context_parallel_size: PositiveInt = 1
+    """Processes with a part of each sequence's tokens, for sequences that are too long for one."""
+
+    expert_model_parallel_size: PositiveInt = 1
+    """Processes with a part of the experts each; the same ones are data parallel in everything else."""
+
+    expert_tensor_parallel_size: PositiveInt | None = None
+    """Processes that share the weights of each expert; `tensor_model_parallel_size` without it."""
+
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """To save memory, run a layer forward again in the backward pass: `full`; or the `recompute_modules` of it only."""
+
+    recompute_method: Literal["uniform", "block"] | None = None
+    """With `full`: `uniform`, all layers in groups of `recompute_num_layers`; `block`: that many layers, one by one."""
+
+    recompute_num_layers: PositiveInt | None = None
+    """See `recompute_method`."""
+
+    recompute_modules: tuple[str, ...] | None = None
+    """With `selective`: Megatron's names, such as `core_attn`, `mlp`, `moe`, `layernorm`."""
+
+    megatron: Options = Field(default={})
+    """Fields of Megatron-Core's configs of the model, the gradient buckets and the optimizer, by their names there."""
+
+    use_routing_replay: bool = False
+    """Train each token through the experts that it went to when its old log-probs were computed."""
+
+    use_rollout_routing_replay: bool = False
+    """Train each token through the experts that it went to in the engine, which then hands them out."""
 
     global_batch_size: PositiveInt | None = None
     """Rollouts in one optimizer step. Without it, by `num_steps_per_rollout`."""
@@ -46,6 +107,10 @@ class Train(Section):
 
     max_tokens_per_gpu: PositiveInt | None = None
     """Most tokens of one forward pass with `use_dynamic_batch_size`; a longer sample goes alone."""
+
+    log_probs_chunk_size: int = -1
+    """Response tokens whose logits are in memory at a time; they are computed twice then. All of a forward pass if it
+    is not above 0."""
 
     balance_data: bool = False
     """Give every process about the same amount of computation, not just of samples."""
@@ -85,5 +150,14 @@ class Train(Section):
         return self.actor_num_nodes * self.actor_num_gpus_per_node
 
     @property
+    def model_parallel_size(self) -> int:
+        """Processes that share one copy of the model and its tokens."""
+        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
+
+    @property
     def data_parallel_size(self) -> int:
-        return self.process_count // self.tensor_model_parallel_size
+        return self.process_count // self.model_parallel_size
+
+    @property
+    def replays_routing(self) -> bool:
+        return self.use_routing_replay or self.use_rollout_routing_replay

@@ -1,1 +1,1 @@
-"""Hugging Face <-> Megatron-Core parameters of dense Llama and Qwen models: names, layouts, tensor-parallel shards."""
+"""Hugging Face <-> Megatron-Core parameters: families, names, layouts, shards."""

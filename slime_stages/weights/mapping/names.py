@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from slime_stages.errors import DataError
-from slime_stages.weights.mapping.layout import WeightLayout
 
 Kind = Literal["replicated", "row", "column", "qkv", "gate_up"]
 """replicated: every tensor-parallel rank holds all of it. row, column: split along dimension 0 or 1.
 qkv: per key/value head its queries, its key, its value; split along dimension 0.
 gate_up: gate above up; each is split along dimension 0."""
 
-_OUTSIDE_LAYERS: dict[str, tuple[str, Kind]] = {
-    "embedding.word_embeddings.weight": ("model.embed_tokens.weight", "row"),
-    "decoder.final_layernorm.weight": ("model.norm.weight", "replicated"),
-    "output_layer.weight": ("lm_head.weight", "row"),
+Names = Mapping[str, tuple[tuple[str, ...], Kind]]
+"""A Megatron parameter by its name within a layer, or within an expert: Hugging Face names in the order in which they
+are laid out in it."""
+
+OUTSIDE_LAYERS: Names = {
+    "embedding.word_embeddings.weight": (("model.embed_tokens.weight",), "row"),
+    "decoder.final_layernorm.weight": (("model.norm.weight",), "replicated"),
+    "output_layer.weight": (("lm_head.weight",), "row"),
 }
 
-_INSIDE_LAYERS: dict[str, tuple[tuple[str, ...], Kind]] = {
+INSIDE_LAYERS: Names = {
     "input_layernorm.weight": (("input_layernorm.weight",), "replicated"),
     "self_attention.linear_qkv.weight": (tuple(f"self_attn.{x}_proj.weight" for x in "qkv"), "qkv"),
     "self_attention.linear_qkv.bias": (tuple(f"self_attn.{x}_proj.bias" for x in "qkv"), "qkv"),
@@ -32,8 +35,22 @@ _INSIDE_LAYERS: dict[str, tuple[tuple[str, ...], Kind]] = {
     "mlp.linear_fc1.weight": (("mlp.gate_proj.weight", "mlp.up_proj.weight"), "gate_up"),
     "mlp.linear_fc2.weight": (("mlp.down_proj.weight",), "column"),
 }
+"""Of a dense layer as Llama and Qwen name it."""
+
+FUSED_NORMS = {
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
+}
+"""Norms that Transformer Engine makes one with the projection after them, and their names in Megatron's own layers."""
+
+TIED_OUTPUT_LAYER = "output_layer.weight"
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERTS = (
+    re.compile(r"mlp\.experts\.local_experts\.(?P<expert>\d+)\.(?P<name>linear_fc[12]\.weight)"),
+    re.compile(r"mlp\.experts\.(?P<name>linear_fc[12]\.weight)(?P<expert>\d+)"),
+)
+"""Experts one after the other, and Transformer Engine's grouped ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,33 +62,40 @@ class WeightRule:
 
     kind: Kind
 
+    is_expert: bool = False
+    """Split over expert-tensor-parallel ranks, not over tensor-parallel ones."""
 
-def weight_rule(name: str, *, layer_offset: int = 0) -> WeightRule:
-    """The rule of a Megatron parameter; `layer_offset` is the number of layers on earlier pipeline stages."""
-    if name in _OUTSIDE_LAYERS:
-        huggingface_name, kind = _OUTSIDE_LAYERS[name]
-        return WeightRule(huggingface_names=(huggingface_name,), kind=kind)
+
+def weight_rule(
+    name: str,
+    inside_layers: Names,
+    experts: Names | None,
+    *,
+    layer_offset: int,
+    expert_offset: int,
+) -> WeightRule:
+    """The rule of a Megatron parameter whose layers and experts are numbered on its rank: the offsets are those of the
+    rank's first. Names of `experts` have a place for the expert's number."""
     match = _LAYER.fullmatch(name)
-    if match is None or match[2] not in _INSIDE_LAYERS:
-        raise DataError(
-            f"no Hugging Face tensor is known for the Megatron parameter {name!r}",
-            hint="models of type llama, qwen2 and qwen3 without experts are supported",
+    if match is None and name in OUTSIDE_LAYERS:
+        huggingface_names, kind = OUTSIDE_LAYERS[name]
+        return WeightRule(huggingface_names=huggingface_names, kind=kind)
+    suffix = "" if match is None else FUSED_NORMS.get(match[2], match[2])
+    prefix = "" if match is None else f"model.layers.{int(match[1]) + layer_offset}."
+    if suffix in inside_layers:
+        huggingface_names, kind = inside_layers[suffix]
+        return WeightRule(huggingface_names=tuple(prefix + each for each in huggingface_names), kind=kind)
+    found = next((known for pattern in _EXPERTS if (known := pattern.fullmatch(suffix))), None)
+    if found is not None and found["name"] in (experts or {}):
+        assert experts is not None
+        expert = int(found["expert"]) + expert_offset
+        huggingface_names, kind = experts[found["name"]]
+        return WeightRule(
+            huggingface_names=tuple(prefix + each.format(expert=expert) for each in huggingface_names),
+            kind=kind,
+            is_expert=True,
         )
-    layer = int(match[1]) + layer_offset
-    names, kind = _INSIDE_LAYERS[match[2]]
-    return WeightRule(huggingface_names=tuple(f"model.layers.{layer}.{each}" for each in names), kind=kind)
-
-
-def megatron_names(layout: WeightLayout, *, qkv_bias: bool, qk_layernorm: bool) -> Iterator[str]:
-    """All parameters of a whole model, in the order of the layers."""
-    yield "embedding.word_embeddings.weight"
-    for layer in range(layout.num_layers):
-        for suffix in _INSIDE_LAYERS:
-            if suffix.endswith("linear_qkv.bias") and not qkv_bias:
-                continue
-            if suffix.endswith(("q_layernorm.weight", "k_layernorm.weight")) and not qk_layernorm:
-                continue
-            yield f"decoder.layers.{layer}.{suffix}"
-    yield "decoder.final_layernorm.weight"
-    if not layout.tie_word_embeddings:
-        yield "output_layer.weight"
+    raise DataError(
+        f"no Hugging Face tensor is known for the Megatron parameter {name!r}",
+        hint="its name belongs into the model's file in slime_stages/weights/mapping/families",
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from slime_stages.weights.mapping.layout import WeightLayout
-from slime_stages.weights.mapping.names import Kind, WeightRule, weight_rule
+from slime_stages.weights.mapping.names import Kind, WeightRule
 
 _SHARD_DIMENSION: dict[Kind, int] = {"row": 0, "column": 1, "qkv": 0, "gate_up": 0}
 
@@ -52,25 +53,39 @@ def join_shards(rule: WeightRule, shards: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(shards), dim=_SHARD_DIMENSION[rule.kind])
 
 
-def to_megatron(
-    name: str,
-    read: Callable[[str], Tensor],
-    layout: WeightLayout,
-    *,
-    layer_offset: int = 0,
-    rank: int = 0,
-    size: int = 1,
-) -> Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which part of a model a rank holds."""
+
+    layer_offset: int = 0
+    """Layers before its first."""
+
+    expert_offset: int = 0
+    """Experts before its first."""
+
+    tensor_rank: int = 0
+
+    tensor_size: int = 1
+
+    expert_tensor_rank: int = 0
+
+    expert_tensor_size: int = 1
+
+
+def to_megatron(name: str, read: Callable[[str], Tensor], layout: WeightLayout, place: Place | None = None) -> Tensor:
     """One Megatron parameter (this rank's shard) from Hugging Face tensors that `read` yields by name."""
-    rule = weight_rule(name, layer_offset=layer_offset)
+    place = place or Place()
+    rule = layout.rule(name, layer_offset=place.layer_offset, expert_offset=place.expert_offset)
     whole = join_tensors(rule, [read(each) for each in rule.huggingface_names], layout)
-    return cut_shard(rule, whole, rank=rank, size=size)
+    if rule.is_expert:
+        return cut_shard(rule, whole, rank=place.expert_tensor_rank, size=place.expert_tensor_size)
+    return cut_shard(rule, whole, rank=place.tensor_rank, size=place.tensor_size)
 
 
 def to_huggingface(
-    name: str, shards: Sequence[Tensor], layout: WeightLayout, *, layer_offset: int = 0
+    name: str, shards: Sequence[Tensor], layout: WeightLayout, *, layer_offset: int = 0, expert_offset: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
     """The named Hugging Face tensors of one Megatron parameter, from the shards of all tensor-parallel ranks."""
-    rule = weight_rule(name, layer_offset=layer_offset)
+    rule = layout.rule(name, layer_offset=layer_offset, expert_offset=expert_offset)
     tensors = split_tensor(rule, join_shards(rule, shards), layout)
     yield from zip(rule.huggingface_names, tensors, strict=True)

@@ -130,6 +130,12 @@ class TrainBatch:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     """[S] each: what else the user's functions want to know of a sample."""
 
+    nuclei: list[Any] | None = None
+    """[S] what each response token was drawn from, a `Nuclei` each."""
+
+    routed_experts: dict[int, Floats] | None = None
+    """Position → what the engine says of the experts that the tokens went to, flat."""
+
 
 def convert_samples(samples: SampleColumns, rewards: Floats) -> TrainBatch:
     """Turn samples and their normalised `rewards` [S] into a batch."""

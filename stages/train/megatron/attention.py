@@ -1,72 +1,111 @@
-"""Core attention over packed rows, put into Megatron's layer spec in place of `DotProductAttention`."""
+"""Core attention over packed rows, put into Megatron's layer spec in place of its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from stages.train.megatron.packing import AttentionBatch, PackedMicroBatch
+from stages.train.megatron.share import AttentionShare, RowShare
+
+if TYPE_CHECKING:
+    from stages.train.megatron.routing import RowRouting
 
 
 @dataclass(slots=True, kw_only=True)
-class PlacedAttentionBatch:
-    """An `AttentionBatch` on the device. G groups, L tokens of the longest."""
+class PlacedAttention:
+    """An `AttentionShare` on the device. G groups, Q queries and L keys of the longest."""
 
-    rows: Tensor
+    queries: Tensor
+    """[G, Q]"""
+
+    keys: Tensor
     """[G, L]"""
 
     in_order: bool
-    """The rows are the whole packed row as it stands, so nothing needs gathering."""
+    """Queries and keys are the whole row as it stands, so nothing needs gathering."""
 
     mask: Tensor | None
-    """[G, 1, L, L] added to the scores: 0 or minus infinity; None is plain causal."""
+    """[G or 1, 1, Q, L] added to the scores: 0 or minus infinity; None is plain causal."""
 
 
 @dataclass(kw_only=True)
 class PackedRow(PackedSeqParams):  # type: ignore[misc]
-    """Travels through Megatron's layers to the core attention, also through recomputation."""
+    """Travels through Megatron's layers to the core attention and the router, also through recomputation."""
 
-    batches: list[PlacedAttentionBatch]
+    batches: list[PlacedAttention]
 
     output_rows: Tensor | None
-    """[T] where each row of the packed row stands in the batches' concatenated outputs; None: in order."""
+    """[T] where each row stands in the batches' concatenated outputs; None: in order."""
+
+    is_padded: bool
+    """After these outputs stands a row of zeros, for padding."""
+
+    sequences: PackedSeqParams | None = None
+    """The same as sequences one after the other, where it is no more than that."""
+
+    routing: RowRouting | None = None
+    """Where the tokens' experts are written down, or taken from."""
 
 
-def place_attention(micro_batch: PackedMicroBatch, *, dtype: torch.dtype, device: torch.device) -> PackedRow:
-    """Move the attention layout of a micro-batch to the device."""
-    count = len(micro_batch.tokens)
-    batches = [_place_batch(batch, count, dtype, device) for batch in micro_batch.attention]
+def place_row(share: RowShare, *, dtype: torch.dtype, device: torch.device) -> PackedRow:
+    """Move the attention layout of a rank's rows to the device."""
+    count = len(share.rows)
+    batches = [_place(each, count, dtype, device) for each in share.attention]
     in_order = len(batches) == 1 and batches[0].in_order
-    output_rows = None if in_order else torch.from_numpy(_output_rows(micro_batch)).to(device)
-    return PackedRow(qkv_format="sbhd", batches=batches, output_rows=output_rows)
+    return PackedRow(
+        qkv_format="sbhd",
+        batches=batches,
+        is_padded=share.padding > 0,
+        output_rows=None if in_order else torch.from_numpy(_output_rows(share)).to(device),
+        sequences=_sequences(share, device),
+    )
 
 
-def _place_batch(batch: AttentionBatch, count: int, dtype: torch.dtype, device: torch.device) -> PlacedAttentionBatch:
+def _place(share: AttentionShare, count: int, dtype: torch.dtype, device: torch.device) -> PlacedAttention:
     mask = None
-    if batch.visible is not None:
-        hidden = torch.from_numpy(~batch.visible).to(device).unsqueeze(1)
+    if share.visible is not None:
+        hidden = torch.from_numpy(~share.visible).to(device).unsqueeze(1)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-    in_order = np.array_equal(batch.rows.ravel(), np.arange(count))
-    return PlacedAttentionBatch(rows=torch.from_numpy(batch.rows).to(device), in_order=in_order, mask=mask)
+    whole = np.arange(count)
+    return PlacedAttention(
+        queries=torch.from_numpy(share.queries).to(device),
+        keys=torch.from_numpy(share.keys).to(device),
+        in_order=np.array_equal(share.queries.ravel(), whole) and np.array_equal(share.keys.ravel(), whole),
+        mask=mask,
+    )
 
 
-def _output_rows(micro_batch: PackedMicroBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Inverse of the batches' row numbers, padding left out."""
-    output_rows = np.empty(len(micro_batch.tokens), np.int64)
+def _output_rows(share: RowShare) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Inverse of the batches' queries; padding has the row of zeros."""
+    output_rows = np.full(len(share.rows), sum(batch.queries.size for batch in share.attention), np.int64)
     offset = 0
-    for batch in micro_batch.attention:
-        width = batch.rows.shape[1]
-        real = np.arange(width) < batch.lengths[:, None]
-        output_rows[batch.rows[real]] = offset + np.flatnonzero(real)
-        offset += batch.rows.size
+    for batch in share.attention:
+        output_rows[batch.queries[batch.real]] = offset + np.flatnonzero(batch.real)
+        offset += batch.queries.size
     return output_rows
+
+
+def _sequences(share: RowShare, device: torch.device) -> PackedSeqParams | None:
+    """None where a prompt is shared or the row is cut over ranks: attention is then not by whole sequences. Padding is
+    one of its own."""
+    if any(batch.visible is not None for batch in share.attention):
+        return None
+    starts = [row for batch in share.attention for row in batch.keys[:, 0].tolist()]
+    starts += [len(share.rows) - share.padding] if share.padding else []
+    bounds = np.append(sorted(starts), len(share.rows)).astype(np.int32)
+    lengths, ends = int(np.diff(bounds).max(initial=0)), torch.from_numpy(bounds).to(device)
+    return PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=lengths, max_seqlen_kv=lengths
+    )
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]
@@ -87,14 +126,21 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         **unused: Any,
     ) -> Tensor:
         """[T, 1, heads, width] queries and [T, 1, groups, width] keys, values to [T, 1, heads * width]."""
+        context = parallel_state.get_context_parallel_group()
+        if context.size() > 1:
+            key = gather_from_sequence_parallel_region(key.contiguous(), group=context)
+            value = gather_from_sequence_parallel_region(value.contiguous(), group=context)
         outputs = [self._attend(query, key, value, batch) for batch in packed_seq_params.batches]
+        if packed_seq_params.is_padded:
+            outputs.append(query.new_zeros(1, query.shape[2] * query.shape[3]))
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         if packed_seq_params.output_rows is not None:
             output = output.index_select(0, packed_seq_params.output_rows)
         return output.unsqueeze(1)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, batch: PlacedAttentionBatch) -> Tensor:
-        queries, keys, values = (_by_group(each.squeeze(1), batch).transpose(1, 2) for each in (query, key, value))
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, batch: PlacedAttention) -> Tensor:
+        queries = _by_group(query, batch.queries, batch)
+        keys, values = (_by_group(each, batch.keys, batch) for each in (key, value))
         output = scaled_dot_product_attention(
             queries,
             keys,
@@ -107,7 +153,8 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         return output.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
-def _by_group(rows: Tensor, batch: PlacedAttentionBatch) -> Tensor:
-    """[T, heads, width] to [G, L, heads, width]."""
-    selected = rows if batch.in_order else rows.index_select(0, batch.rows.flatten())
-    return selected.reshape(*batch.rows.shape, *rows.shape[1:])
+def _by_group(rows: Tensor, chosen: Tensor, batch: PlacedAttention) -> Tensor:
+    """[T, 1, heads, width] to [G, heads, Q or L, width]."""
+    flat = rows.squeeze(1)
+    selected = flat if batch.in_order else flat.index_select(0, chosen.flatten())
+    return selected.reshape(*chosen.shape, *flat.shape[1:]).transpose(1, 2)

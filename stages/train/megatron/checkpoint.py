@@ -60,6 +60,20 @@ def save(trainer: Trainable, folder: Path, iteration: int, *, background: bool) 
     return PendingSave(target, iteration, strategy, plan, background=background)
 
 
+def save_weights(module: Any, target: Path) -> None:
+    """Make the folder `target` a checkpoint of a model's weights alone; all ranks must call it."""
+    folders = _temporary_folders(target)
+    strategy = PlanningStrategy()
+    state = {"model": module.sharded_state_dict(), "iteration": 0, "checkpoint_version": 3.0}
+    request = dist_checkpointing.save(
+        state, str(folders[MODEL]), sharded_strategy=_parallel(strategy), async_sharded_save=True
+    )
+    plan = Plan(buckets=split_buckets(request), folders=folders, transforms=strategy.writer.transforms)
+    pending = PendingSave(target, 0, strategy, plan, background=False)
+    pending.wait_for_weights()
+    pending.abandon()  # the folder of the optimizer's files, of which there are none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
     """What a checkpoint said beside the tensors."""
@@ -67,21 +81,22 @@ class Restored:
     iteration: int
 
     with_rng: bool
-    """False if the parallel layout is another than the one that was saved; the generators then keep their state."""
+    """False for a checkpoint that Megatron itself wrote; the generators then keep their state."""
 
 
 def load(trainer: Trainable, folder: Path, iteration: int, *, with_optimizer: bool = True) -> Restored:
     """Load a checkpoint in place, also one that another parallel layout wrote; all ranks must call it."""
-    checkpoint = iteration_folder(folder, iteration)
-    _verify(checkpoint, OPTIMIZER if with_optimizer else MODEL)
+    return load_folder(trainer, iteration_folder(folder, iteration), with_optimizer=with_optimizer)
+
+
+def load_folder(trainer: Trainable, checkpoint: Path, *, with_optimizer: bool) -> Restored:
+    """The same for a checkpoint's own folder."""
+    verify(checkpoint, part=OPTIMIZER if with_optimizer else MODEL)
     record = read_record(checkpoint)
-    with_rng = with_optimizer and record is not None and record.layout == parallel_layout()
     models = _model_state(trainer)
     wanted = dict(models)
     if with_optimizer:
         wanted[OPTIMIZER] = sharded_optimizer_state(trainer.optimizer, _only_or_all(models), is_loading=True)
-    if with_rng:
-        wanted[RNG] = sharded_rng_state()
     loaded = dist_checkpointing.load(wanted, str(checkpoint))
     for name, chunk in _chunks(trainer).items():
         chunk.load_state_dict(loaded[name])
@@ -90,13 +105,13 @@ def load(trainer: Trainable, folder: Path, iteration: int, *, with_optimizer: bo
         _load_schedule(trainer.scheduler, loaded[SCHEDULE])
     else:
         trainer.optimizer.reload_model_params()
-    if with_rng:
-        restore_rng_state(loaded[RNG])
-    return Restored(iteration=loaded["iteration"], with_rng=with_rng)
+    if with_optimizer and record is not None:
+        _load_generators(checkpoint, record.layout)
+    return Restored(iteration=loaded["iteration"], with_rng=with_optimizer and record is not None)
 
 
-def _verify(checkpoint: Path, part: str) -> None:
-    """Refuse a checkpoint that is not as it was written. Each rank reads a share of the files."""
+def verify(checkpoint: Path, *, part: str = OPTIMIZER) -> None:
+    """Refuse a checkpoint that is not as it was written; all ranks must call it, each reads a share of the files."""
     rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
     problem: SlimeStagesError | None = None
     try:
@@ -107,6 +122,12 @@ def _verify(checkpoint: Path, part: str) -> None:
     torch.distributed.all_gather_object(gathered, problem)
     if found := next((each for each in gathered if each is not None), None):
         raise found
+
+
+def _load_generators(checkpoint: Path, layout: dict[str, int]) -> None:
+    """By themselves, and unchecked: ranks of another layout ask for some of them twice, or not at all."""
+    wanted = {RNG: sharded_rng_state(layout)}
+    restore_rng_state(dist_checkpointing.load(wanted, str(checkpoint), validate_access_integrity=False)[RNG])
 
 
 def _load_schedule(scheduler: Any, state: dict[str, Any]) -> None:
@@ -123,7 +144,7 @@ def _state(trainer: Trainable, iteration: int) -> dict[str, Any]:
         **models,
         OPTIMIZER: sharded_optimizer_state(trainer.optimizer, _only_or_all(models), is_loading=False),
         SCHEDULE: trainer.scheduler.state_dict(),
-        RNG: sharded_rng_state(),
+        RNG: sharded_rng_state(parallel_layout()),
         "iteration": iteration,
         "checkpoint_version": 3.0,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,8 @@ CURRENT = "current"
 class WeightCopies:
     """Of one rank's share of a model, such as the reference that its policy is compared with."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self._module = torch.nn.ModuleList(modules)
         self._kept: dict[str, dict[str, Tensor]] = {}
 
     def __contains__(self, name: str) -> bool:

@@ -46,9 +46,18 @@ def install() -> None:
     # On every import and layer it says that Apex and Transformer Engine, which need CUDA, are absent.
     warnings.filterwarnings("ignore", module=r"megatron\.core")
     _stand_in_for_torch_cuda()
+    _leave_functions_uncompiled()
     _stand_in_for_cuda_random_state()
+    _stand_in_for_copies_to_the_host()
     _installed.mode = _CudaMeansCpu()
     _installed.mode.__enter__()
+
+
+def _leave_functions_uncompiled() -> None:
+    """Compiling one of Megatron's small functions takes longer than a tiny model's training."""
+    from megatron.core.jit import disable_jit_fuser
+
+    disable_jit_fuser()  # each module asks as it is imported
 
 
 def _stand_in_for_torch_cuda() -> None:
@@ -70,3 +79,21 @@ def _stand_in_for_cuda_random_state() -> None:
     random: Any = megatron_random
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     random._set_cuda_rng_state = lambda new_state, *args, **kwargs: torch.set_rng_state(new_state)
+
+
+def _stand_in_for_copies_to_the_host() -> None:
+    """Megatron's dispatcher of tokens to experts copies their counts to the host on a stream beside the computation."""
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    def copy_now(self: Any, point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:
+        for name in ("input_splits", "output_splits", "output_splits_tp"):
+            if isinstance(getattr(self, name, None), torch.Tensor):
+                setattr(self, name, getattr(self, name).numpy())
+        return tokens_per_expert
+
+    dispatcher: Any = token_dispatcher.MoEAlltoAllTokenDispatcher
+    dispatcher.cuda_dtoh_stream = object()
+    dispatcher._maybe_dtoh_and_synchronize = copy_now
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 asks whether it is None, and only imports it with TE
+        utils: Any = moe_utils
+        utils.te_general_gemm = None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as distributed
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from torch import Tensor
+
+from stages.train.megatron.packing import Nuclei
 
 ENTROPY_CHUNK = 256
 
@@ -23,6 +26,20 @@ def log_probs_of(scaled_logits: Tensor, targets: Tensor) -> Tensor:
     """[N] natural logs; overwrites the logits, so take entropies before."""
     log_probs: Tensor = vocab_parallel_cross_entropy(scaled_logits, targets).neg()
     return log_probs
+
+
+def keep_nuclei(scaled_logits: Tensor, nuclei: Nuclei, targets: Tensor) -> Tensor:
+    """Logits of minus infinity outside of what each token was drawn from. Its own target is always kept."""
+    rank, width = parallel_state.get_tensor_model_parallel_rank(), scaled_logits.shape[-1]
+    device = scaled_logits.device
+    lengths = torch.from_numpy(np.diff(nuclei.offsets)).to(device)
+    rows = torch.arange(len(lengths), device=device)
+    kept_rows = torch.cat([rows.repeat_interleave(lengths), rows])
+    kept_ids = torch.cat([torch.from_numpy(nuclei.ids).to(device), targets]) - rank * width
+    here = (kept_ids >= 0) & (kept_ids < width)
+    hidden = (lengths > 0).unsqueeze(-1).repeat(1, width)
+    hidden[kept_rows[here], kept_ids[here]] = False
+    return scaled_logits.masked_fill(hidden, float("-inf"))
 
 
 def entropies_of(scaled_logits: Tensor, *, with_gradient: bool) -> Tensor:

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from slime_stages.errors import UsageError
 from slime_stages.weights.mapping.layout import read_huggingface_config, weight_layout
 from slime_stages.weights.mapping.reader import HuggingFaceReader
-from slime_stages.weights.mapping.tensors import to_megatron
+from slime_stages.weights.mapping.tensors import Place, to_megatron
 from stages.train.megatron import parallel
-from stages.train.megatron.attention import PackedAttention, PackedRow
+from stages.train.megatron.attention import PackedRow
 from stages.train.megatron.config import rotary_frequencies, transformer_config
+from stages.train.megatron.layers import block_spec
 from stages.train.megatron.settings import TrainerSettings
 
-_DEFAULT: ContextVar[tuple[Path, TrainerSettings]] = ContextVar("default_model")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """What `default_model` makes while a model is built."""
+
+    folder: Path
+    settings: TrainerSettings
+    vp_stage: int | None
+
+
+_DEFAULT: ContextVar[_Chunk] = ContextVar("default_model")
 
 
 class PackedGPTModel(GPTModel):  # type: ignore[misc]
@@ -36,6 +48,10 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
         super().__init__(config, position_embedding_type="none", **arguments)
         # Neither parameter nor buffer: stays float32 in a bfloat16 model and out of checkpoints.
         self.frequencies = frequencies
+        self._defers_logits = False
+        if self.post_process and config.sequence_parallel:
+            # `forward` joins the tokens itself, before it chooses among them.
+            self.output_layer.sequence_parallel, self.output_layer.allreduce_dgrad = False, True
 
     def forward(self, tokens: Tensor, positions: Tensor, packed_row: PackedRow, logit_rows: Tensor) -> Tensor:
         """Tokens [T] and positions [T] to logits [N, V / tp] at `logit_rows` [N]."""
@@ -48,8 +64,20 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
         )
         if not self.post_process:
             return cast(Tensor, hidden_states)
+        if self.config.sequence_parallel:
+            hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
+        chosen = hidden_states.index_select(0, logit_rows).squeeze(1)
+        return chosen if self._defers_logits else self.logits(chosen)
+
+    def defer_logits(self) -> Callable[[Tensor], Tensor]:
+        """Have `forward` give hidden states [N, H] from now on; returns what makes logits of them."""
+        self._defers_logits = True
+        return self.logits
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """[N, H] to [N, V / tp]."""
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        logits, _ = self.output_layer(hidden_states.index_select(0, logit_rows), weight=weight)
+        logits, _ = self.output_layer(hidden_states.to(self.config.params_dtype).unsqueeze(1), weight=weight)
         return cast(Tensor, logits.squeeze(1))
 
     def _rotary_angles(self, positions: Tensor) -> Tensor:
@@ -65,14 +93,29 @@ def build_model(
     *,
     load_weights: bool = True,
     provider: Callable[..., Any] | None = None,
-) -> Any:
-    """The model on this rank with its weights, unless a checkpoint follows; a `Float16Module` around it for bfloat16.
+) -> list[Any]:
+    """The model on this rank, one chunk a virtual pipeline stage, with its weights, unless a checkpoint follows; a
+    `Float16Module` around each for bfloat16.
 
-    Without `load_weights` the parameters hold whatever memory held. A `provider` makes the model; it may take
+    Without `load_weights` the parameters hold whatever memory held. A `provider` makes a chunk; it may take
     `default_model` and change it.
     """
-    first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-    token = _DEFAULT.set((folder, settings))
+    config = transformer_config(read_huggingface_config(folder), settings)
+    count = config.virtual_pipeline_model_parallel_size
+    parallel_state.set_virtual_pipeline_model_parallel_world_size(count)
+    chunks = []
+    for vp_stage in (None,) if count is None else range(count):
+        model = _build_chunk(_Chunk(folder=folder, settings=settings, vp_stage=vp_stage), provider).to(device)
+        if load_weights:
+            load_huggingface_weights(model, folder)
+        chunks.append(Float16Module(model.config, model) if model.config.bf16 else model)
+    return chunks
+
+
+def _build_chunk(chunk: _Chunk, provider: Callable[..., Any] | None) -> PackedGPTModel:
+    first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk.vp_stage)
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk.vp_stage)
+    token = _DEFAULT.set(chunk)
     try:
         model = default_model(first, last) if provider is None else provider(first, last)
     finally:
@@ -82,28 +125,24 @@ def build_model(
             f"the model provider made a {type(model).__name__}, not a PackedGPTModel",
             hint="begin with stages.train.megatron.model.default_model(pre_process, post_process)",
         )
-    model = model.to(device)
-    if load_weights:
-        load_huggingface_weights(model, folder)
-    return Float16Module(model.config, model) if model.config.bf16 else model
+    return model
 
 
 def default_model(pre_process: bool, post_process: bool, *, kind: type[PackedGPTModel] | None = None) -> PackedGPTModel:
     """What a run without a model provider trains; for providers, while they are called."""
-    folder, settings = _DEFAULT.get()
-    huggingface = read_huggingface_config(folder)
-    config = transformer_config(huggingface, settings)
-    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    chunk = _DEFAULT.get()
+    huggingface = read_huggingface_config(chunk.folder)
+    config = transformer_config(huggingface, chunk.settings)
     return (kind or PackedGPTModel)(
         config,
         rotary_frequencies(huggingface).to(parallel.device()),
-        transformer_layer_spec=spec,
+        transformer_layer_spec=block_spec(config, vp_stage=chunk.vp_stage),
         vocab_size=huggingface["vocab_size"],
         max_sequence_length=huggingface["max_position_embeddings"],
         pre_process=pre_process,
         post_process=post_process,
         share_embeddings_and_output_weights=bool(huggingface.get("tie_word_embeddings", False)),
+        vp_stage=chunk.vp_stage,
     )
 
 
@@ -115,18 +154,25 @@ def unwrapped(module: Any) -> PackedGPTModel:
 @torch.no_grad()
 def load_huggingface_weights(model: PackedGPTModel, folder: Path) -> None:
     """Fill every parameter on this rank but the model's `unread` ones, reading tensor by tensor."""
-    layout = weight_layout(read_huggingface_config(folder))
+    layout, place = weight_layout(read_huggingface_config(folder)), place_of(model)
     with HuggingFaceReader(folder) as reader:
         for name, parameter in model.named_parameters():
             if name in model.unread:
                 continue
-            tensor = to_megatron(
-                name,
-                reader.read,
-                layout,
-                layer_offset=model.decoder.layers[0].layer_number - 1,
-                rank=parallel_state.get_tensor_model_parallel_rank(),
-                size=parallel_state.get_tensor_model_parallel_world_size(),
-            )
+            tensor = to_megatron(name, reader.read, layout, place)
             assert tensor.shape == parameter.shape, (name, tensor.shape, parameter.shape)
             parameter.copy_(tensor)
+
+
+def place_of(model: PackedGPTModel) -> Place:
+    """Which part of the whole model this one is."""
+    experts = model.config.num_moe_experts or 0
+    here = experts // parallel_state.get_expert_model_parallel_world_size()
+    return Place(
+        layer_offset=model.decoder.layers[0].layer_number - 1 if len(model.decoder.layers) else 0,
+        expert_offset=here * parallel_state.get_expert_model_parallel_rank(),
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tensor_size=parallel_state.get_tensor_model_parallel_world_size(),
+        expert_tensor_rank=parallel_state.get_expert_tensor_parallel_rank(),
+        expert_tensor_size=parallel_state.get_expert_tensor_parallel_world_size(),
+    )

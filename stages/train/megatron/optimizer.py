@@ -1,4 +1,4 @@
-"""Megatron's optimizer and learning-rate scheduler for one wrapped model, and the step that skips bad gradients."""
+"""Megatron's optimizer and learning-rate scheduler for one model, and the step that skips bad gradients."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from stages.train.megatron.config import DTYPES
+from stages.train.megatron.config import DTYPES, own_fields
 from stages.train.megatron.settings import TrainerSettings
 
 
-def build_optimizer(model: Any, settings: TrainerSettings) -> Any:
-    """AdamW over the parameters of a `DistributedDataParallel` model."""
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=settings.lr,
-            min_lr=settings.min_lr,
-            weight_decay=settings.weight_decay,
-            adam_beta1=settings.adam_beta1,
-            adam_beta2=settings.adam_beta2,
-            adam_eps=settings.adam_eps,
-            clip_grad=settings.clip_grad,
-            use_distributed_optimizer=settings.use_distributed_optimizer,
-            bf16=settings.dtype == "bfloat16",
-            params_dtype=DTYPES[settings.dtype],
-        ),
-        [model],
-    )
+def build_optimizer(chunks: list[Any], settings: TrainerSettings) -> Any:
+    """AdamW over the parameters of a model's chunks, each in a `DistributedDataParallel`."""
+    fields: dict[str, Any] = {
+        "optimizer": "adam",
+        "lr": settings.lr,
+        "min_lr": settings.min_lr,
+        "weight_decay": settings.weight_decay,
+        "adam_beta1": settings.adam_beta1,
+        "adam_beta2": settings.adam_beta2,
+        "adam_eps": settings.adam_eps,
+        "clip_grad": settings.clip_grad,
+        "use_distributed_optimizer": settings.use_distributed_optimizer,
+        "bf16": settings.dtype == "bfloat16",
+        "params_dtype": DTYPES[settings.dtype],
+    }
+    own = own_fields(OptimizerConfig, settings.megatron)
+    optimizer = get_megatron_optimizer(OptimizerConfig(**fields | own), chunks)
     for each in optimizer.chained_optimizers:
         if isinstance(each.optimizer, torch.optim.AdamW):
             for group in each.optimizer.param_groups:

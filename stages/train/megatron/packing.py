@@ -22,6 +22,22 @@ MAXIMUM_PADDING = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Nuclei:
+    """The tokens that each of N tokens was drawn from."""
+
+    ids: IntArray
+    """Of all of them, one after the other."""
+
+    offsets: IntArray
+    """[N + 1] token i was drawn from `ids[offsets[i]:offsets[i + 1]]`, from all tokens if that is empty."""
+
+    def of(self, chosen: IntArray) -> Nuclei:
+        """Those of some of the tokens."""
+        spans = [self.ids[self.offsets[token] : self.offsets[token + 1]] for token in chosen.tolist()]
+        return Nuclei(ids=_concatenate(spans), offsets=np.cumsum([0, *map(len, spans)]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSample:
     """One sample as the packer takes it."""
 
@@ -36,6 +52,12 @@ class PackedSample:
 
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """[R] each: what the loss needs beside every response token; all samples of a row have the same names."""
+
+    routed_experts: IntArray | None = None
+    """[P + R - 1, layers * K] the K experts of each layer that each token goes to; of all samples of a row or none."""
+
+    nuclei: Nuclei | None = None
+    """[R] what each response token was drawn from, if not from the whole vocabulary; of all samples or of none."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.response_length < len(self.tokens), (self.response_length, len(self.tokens))
@@ -85,6 +107,15 @@ class PackedMicroBatch:
     columns: Mapping[str, NDArray[Any]]
     """[N] each: the samples' columns, one after the other."""
 
+    sample_rows: tuple[IntArray, ...]
+    """[S] the rows of each sample's tokens but the last, [P + R - 1]; none of a sample without a response."""
+
+    routed_experts: IntArray | None = None
+    """[T, layers * K]"""
+
+    nuclei: Nuclei | None = None
+    """[N]"""
+
 
 @dataclass(slots=True)
 class _Group:
@@ -108,7 +139,7 @@ def pack_samples(samples: Sequence[PackedSample], *, share_limit: int = DEFAULT_
     groups = _form_groups(samples, share_limit)
     tokens: list[IntArray] = []
     positions: list[IntArray] = []
-    logit_rows: list[IntArray] = [np.empty(0, np.int64)] * len(samples)
+    sample_rows: list[IntArray] = [np.empty(0, np.int64)] * len(samples)
     start = 0
     for group in groups:
         prompt_length = len(group.prompt)
@@ -120,7 +151,7 @@ def pack_samples(samples: Sequence[PackedSample], *, share_limit: int = DEFAULT_
             tokens.append(response_inputs)
             positions.append(np.arange(prompt_length, prompt_length + len(response_inputs)))
             rows = np.arange(end, end + len(response_inputs))
-            logit_rows[member] = np.concatenate([[start + prompt_length - 1], rows])
+            sample_rows[member] = np.concatenate([np.arange(start, start + prompt_length), rows])
             end += len(response_inputs)
         start = end
     lengths = [sample.response_length for sample in samples]
@@ -128,11 +159,38 @@ def pack_samples(samples: Sequence[PackedSample], *, share_limit: int = DEFAULT_
         tokens=_concatenate(tokens),
         positions=_concatenate(positions),
         attention=_attention_batches(groups, samples),
-        logit_rows=_concatenate(logit_rows),
+        logit_rows=_concatenate(
+            rows[sample.prompt_length - 1 :] for rows, sample in zip(sample_rows, samples, strict=True)
+        ),
         targets=_concatenate(s.tokens[s.prompt_length :] for s in samples),
         sample_index=np.repeat(np.arange(len(samples)), lengths),
         columns={name: np.concatenate([s.columns[name] for s in samples]) for name in samples[0].columns},
+        sample_rows=tuple(sample_rows),
+        routed_experts=_routed_experts(samples, sample_rows),
+        nuclei=_nuclei([sample.nuclei for sample in samples]),
     )
+
+
+def _routed_experts(samples: Sequence[PackedSample], sample_rows: Sequence[IntArray]) -> IntArray | None:
+    first = next((sample.routed_experts for sample in samples if sample.routed_experts is not None), None)
+    if first is None:
+        return None
+    count = 1 + max((int(rows.max()) for rows in sample_rows if len(rows)), default=-1)
+    whole = np.zeros((count, *first.shape[1:]), np.int64)
+    for sample, rows in zip(samples, sample_rows, strict=True):
+        if len(rows):
+            assert sample.routed_experts is not None
+            whole[rows] = sample.routed_experts
+    return whole
+
+
+def _nuclei(parts: Sequence[Nuclei | None]) -> Nuclei | None:
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    assert len(known) == len(parts), "of all samples or of none"
+    lengths = _concatenate(np.diff(part.offsets) for part in known)
+    return Nuclei(ids=_concatenate(part.ids for part in known), offsets=np.append(0, np.cumsum(lengths)))
 
 
 def _form_groups(samples: Sequence[PackedSample], share_limit: int) -> list[_Group]:
@@ -143,7 +201,7 @@ def _form_groups(samples: Sequence[PackedSample], share_limit: int) -> list[_Gro
         if sample.response_length == 0:
             continue
         prompt = np.asarray(sample.tokens[: sample.prompt_length], dtype=np.int64)
-        key = index if sample.share_key is None else (sample.share_key, prompt.tobytes())
+        key = index if sample.share_key is None else (sample.share_key, prompt.tobytes(), _prompt_routing(sample))
         added = sample.response_length - 1
         group = open_groups.get(key)
         if group is None or group.length + added > share_limit:
@@ -153,6 +211,12 @@ def _form_groups(samples: Sequence[PackedSample], share_limit: int) -> list[_Gro
         group.members.append(index)
         group.length += added
     return groups
+
+
+def _prompt_routing(sample: PackedSample) -> bytes | None:
+    """Prompts are shared if their tokens went to the same experts, which is not so where an engine noted them."""
+    experts = sample.routed_experts
+    return None if experts is None else experts[: sample.prompt_length].tobytes()
 
 
 def _attention_batches(groups: Sequence[_Group], samples: Sequence[PackedSample]) -> tuple[AttentionBatch, ...]:

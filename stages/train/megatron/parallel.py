@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from datetime import timedelta
 from typing import Any
@@ -11,36 +12,86 @@ import torch.distributed as distributed
 
 from slime_stages.errors import UsageError
 from stages.train.megatron import cpu
+from stages.train.megatron.settings import TrainerSettings
 
 TIMEOUT = timedelta(minutes=30)
+GROUPS = ("tensor_model_parallel_size", "context_parallel_size")
+"""Groups that every pipeline stage is split into."""
 
 
-def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234) -> None:
+def initialize(settings: TrainerSettings | None = None) -> None:
     """Join the job that RANK, WORLD_SIZE and MASTER_* describe, or be a job of one process that opens no port.
 
-    May be called again with the same size.
+    May be called again with the same sizes.
     """
+    settings = settings or TrainerSettings()
     cpu.install()
     from megatron.core import parallel_state, tensor_parallel
 
     if not distributed.is_initialized():
         _join_process_group()
-    world_size = distributed.get_world_size()
-    if world_size % tensor_model_parallel_size:
-        raise UsageError(
-            f"{world_size} processes cannot be split into tensor-parallel groups of {tensor_model_parallel_size}",
-            hint="set tensor_model_parallel_size to a divisor of the number of processes",
-        )
+    refuse_uneven_groups(settings, distributed.get_world_size())
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(tensor_model_parallel_size)
-    current = parallel_state.get_tensor_model_parallel_world_size()
-    assert current == tensor_model_parallel_size, (current, tensor_model_parallel_size)
-    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+        parallel_state.initialize_model_parallel(
+            settings.tensor_model_parallel_size,
+            settings.pipeline_model_parallel_size,
+            context_parallel_size=settings.context_parallel_size,
+            expert_model_parallel_size=settings.expert_model_parallel_size,
+            expert_tensor_parallel_size=settings.expert_tensor_parallel_size,
+        )
+    current = _sizes_of_groups()
+    wanted = {name: getattr(settings, name) for name in current}
+    assert current == wanted, (current, wanted)
+    tensor_parallel.model_parallel_cuda_manual_seed(settings.seed, force_reset_rng=True)
+
+
+def refuse_uneven_groups(settings: TrainerSettings, count: int) -> None:
+    """UsageError if these processes cannot be split into such groups."""
+    sizes = {name: getattr(settings, name) for name in (*GROUPS, "pipeline_model_parallel_size")}
+    together = math.prod(sizes.values())
+    if count % together:
+        says = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        raise UsageError(
+            f"{count} processes cannot be split into groups of {together} ({says})",
+            hint="choose sizes whose product divides the number of processes",
+        )
+    expert_tensor = settings.expert_tensor_parallel_size or settings.tensor_model_parallel_size
+    experts = expert_tensor * settings.expert_model_parallel_size
+    stage = count // settings.pipeline_model_parallel_size
+    if stage % experts:
+        raise UsageError(
+            f"the {stage} processes of a pipeline stage cannot be split into groups of {experts} for experts"
+            f" (expert_model_parallel_size {settings.expert_model_parallel_size} x {expert_tensor})",
+            hint="choose expert_model_parallel_size x expert_tensor_parallel_size to divide them",
+        )
+
+
+def _sizes_of_groups() -> dict[str, int]:
+    from megatron.core import parallel_state
+
+    return {
+        "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
+        "context_parallel_size": parallel_state.get_context_parallel_world_size(),
+        "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
+    }
 
 
 def device() -> torch.device:
     """Where this process computes."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def from_last_stage(values: Any) -> Any:
+    """A tensor as the last pipeline stage has it, which alone sees the loss; all of them call it, with one like it."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if group.size() == 1:
+        return values
+    moved = values.to(device(), copy=True)
+    distributed.broadcast(moved, parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    return moved.to(values.device)
 
 
 def open_store(host: str, *, port: int | None = None) -> Any:

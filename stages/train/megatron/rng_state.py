@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy
@@ -13,18 +14,19 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 KEY = "rng_state"
 
 
-def sharded_rng_state() -> ShardedObject:
-    """This rank's generators as one object of a grid over pipeline, tensor and data parallel ranks."""
-    grid = (
-        parallel_state.get_pipeline_model_parallel_world_size(),
-        parallel_state.get_tensor_model_parallel_world_size(),
-        parallel_state.get_data_parallel_world_size(with_context_parallel=True),
-    )
-    position = (
+def sharded_rng_state(layout: Mapping[str, int]) -> ShardedObject:
+    """This rank's generators as one object of a grid over pipeline, tensor and data parallel ranks.
+
+    `layout` is that of the grid. In another one than this job's, a rank has the place of the one that it goes on from,
+    which several may share.
+    """
+    grid = (layout["pipeline"], layout["tensor"], layout["data"] * layout["context"])
+    own = (
         parallel_state.get_pipeline_model_parallel_rank(),
         parallel_state.get_tensor_model_parallel_rank(),
         parallel_state.get_data_parallel_rank(with_context_parallel=True),
     )
+    position = tuple(rank % size for rank, size in zip(own, grid, strict=True))
     return ShardedObject(KEY, _rng_state(), grid, position, replica_id=0)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +12,29 @@ class TrainerSettings:
     """Names and meanings are Megatron's; `rollout_temperature` is slime's."""
 
     tensor_model_parallel_size: int = 1
-    """Ranks that share one copy of the model; the world divided by it is the data-parallel size."""
+    """Ranks that share the weights of each layer."""
+
+    sequence_parallel: bool = False
+    """Between those layers each of these ranks has a part of the tokens only."""
+
+    pipeline_model_parallel_size: int = 1
+    """Ranks with a part of the layers each, one after the other."""
+
+    num_layers_per_virtual_pipeline_stage: int | None = None
+    """Layers in a row on one of them; without it all of a rank's layers are."""
+
+    decoder_first_pipeline_num_layers: int | None = None
+
+    decoder_last_pipeline_num_layers: int | None = None
+
+    context_parallel_size: int = 1
+    """Ranks with a part of the tokens each, also within attention."""
+
+    expert_model_parallel_size: int = 1
+    """Ranks with a part of the experts each."""
+
+    expert_tensor_parallel_size: int | None = None
+    """Ranks that share the weights of each expert; as many as of any layer unless told otherwise."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights and activations; gradients, optimizer state and log-probs are float32 always."""
@@ -45,8 +68,24 @@ class TrainerSettings:
     use_distributed_optimizer: bool = False
     """Split the optimizer state over data-parallel ranks."""
 
-    recompute_granularity: Literal["full"] | None = None
-    """full: keep only the inputs of each layer and run its forward again in the backward pass."""
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """full: keep only the inputs of each layer and run its forward again in the backward pass. selective: do so with
+    `recompute_modules`."""
+
+    recompute_method: Literal["uniform", "block"] | None = None
+
+    recompute_num_layers: int | None = None
+
+    recompute_modules: tuple[str, ...] | None = None
+
+    replays_routing: bool = False
+    """Micro-batches say which experts their tokens go to."""
+
+    megatron: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of Megatron-Core's own configs, which win over what is derived from the model and from these settings."""
+
+    log_probs_chunk_size: int = -1
+    """Response tokens whose logits are in memory at a time; all of a micro-batch if it is not above 0."""
 
     rollout_temperature: float = 1.0
     """Logits are divided by it before log-probs are taken, as the engine did."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as distributed
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.train.megatron import parallel
 from stages.train.megatron.copies import WeightCopies
-from stages.train.megatron.packing import PackedMicroBatch, PackedSample, pack_samples
+from stages.train.megatron.packing import PackedMicroBatch
 from stages.train.megatron.settings import TrainerSettings
+
+if TYPE_CHECKING:
+    from stages.train.megatron.passes import Finish, Item
 
 EntropyMode = Literal["none", "value", "gradient"]
 """value: for metrics; gradient: the loss depends on it."""
@@ -28,6 +32,9 @@ The step's loss and metrics are the sums over all micro-batches of all data-para
 contain every denominator.
 """
 
+
+Score = Callable[["Item", Tensor], Mapping[str, Tensor]]
+"""From logits [M, V / tp] at the rows that a rank has of a micro-batch to numbers [N] of all response tokens."""
 
 ModelProvider = Callable[..., Any]
 """Called with `pre_process` and `post_process`: whether this rank has the model's first and its last layers."""
@@ -66,35 +73,43 @@ class Trainer:
     ) -> None:
         """Join the job (see `parallel.initialize`) and load a Hugging Face folder: its config, and its weights unless
         a checkpoint is loaded next. `provider` makes the model in place of `build_model`'s own."""
-        parallel.initialize(settings.tensor_model_parallel_size, seed=settings.seed)
+        parallel.initialize(settings)
         from megatron.core import parallel_state
-        from megatron.core.distributed import (
-            DistributedDataParallel,
-            DistributedDataParallelConfig,
-            finalize_model_grads,
-        )
-        from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.distributed import finalize_model_grads
 
         from stages.train.megatron.frozen import freeze_parameters
-        from stages.train.megatron.model import build_model
+        from stages.train.megatron.model import build_model, unwrapped
         from stages.train.megatron.optimizer import build_optimizer, build_scheduler
+        from stages.train.megatron.passes import Passes
 
         self.settings = settings
         self.device = parallel.device()
-        module = build_model(folder, settings, self.device, load_weights=load_weights, provider=provider)
-        freeze_parameters(module, settings)
-        self.config = module.config
-        buckets = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, use_distributed_optimizer=settings.use_distributed_optimizer
-        )
-        self.model = DistributedDataParallel(self.config, buckets, module)
-        self.optimizer = build_optimizer(self.model, settings)
+        modules = build_model(folder, settings, self.device, load_weights=load_weights, provider=provider)
+        freeze_parameters(modules, settings)
+        self._head = unwrapped(modules[-1]).defer_logits() if settings.log_probs_chunk_size > 0 else None
+        self.config = modules[0].config
+        self.chunks = _with_gradient_buckets(modules, settings)
+        self.model: Any = self.chunks[0] if len(self.chunks) == 1 else self.chunks
+        self.optimizer = build_optimizer(self.chunks, settings)
         self.scheduler = build_scheduler(self.optimizer, settings)
+        syncs = [each.no_sync for each in self.chunks]  # overlapped reductions wait for the last micro-batch
+        self.config.no_sync_func = syncs[0] if len(syncs) == 1 else syncs
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self.optimizer.scale_loss
-        self._forward_backward = get_forward_backward_func()
+        self._passes = Passes(self.chunks, self.config, self.device)
         self.data_parallel_group = parallel_state.get_data_parallel_group()
-        self.copies = WeightCopies(self.model.module)
+        self.copies = WeightCopies(self.modules)
+
+    @property
+    def modules(self) -> list[Any]:
+        """The model on this rank without what wraps it for data parallelism, one a virtual pipeline stage."""
+        return [chunk.module for chunk in self.chunks]
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Of this rank; a later virtual pipeline stage's names begin with its number."""
+        for number, module in enumerate(self.modules):
+            for name, parameter in module.named_parameters():
+                yield (f"{number}.{name}" if number else name), parameter
 
     @property
     def data_parallel_rank(self) -> int:
@@ -108,23 +123,40 @@ class Trainer:
         """Fill the model from another Hugging Face folder of the same architecture."""
         from stages.train.megatron.model import load_huggingface_weights, unwrapped
 
-        load_huggingface_weights(unwrapped(self.model.module), folder)
+        for module in self.modules:
+            load_huggingface_weights(unwrapped(module), folder)
         self.optimizer.reload_model_params()
 
     def log_probs(self, micro_batches: Sequence[PackedMicroBatch]) -> list[Tensor]:
         """[N] for each micro-batch, without gradients."""
-        return [log_probs for log_probs, _ in self._score(micro_batches, "none")]
+        return self._score(micro_batches, self._scores("none"), ("log_probs",))["log_probs"]
+
+    def log_probs_and_experts(
+        self, micro_batches: Sequence[PackedMicroBatch]
+    ) -> tuple[list[Tensor], list[list[NDArray[np.int64]]]]:
+        """[N] for each micro-batch, without gradients; and for each the experts that its samples' tokens went to,
+        [S] times [P + R - 1, layers * K], for `PackedSample.routed_experts`."""
+        written: list[NDArray[np.int64]] = []
+        scores = self._score(micro_batches, self._scores("none"), ("log_probs",), written=written)["log_probs"]
+        return scores, [
+            [of_row[rows] for rows in micro_batch.sample_rows]
+            for micro_batch, of_row in zip(micro_batches, written, strict=True)
+        ]
 
     def log_probs_and_entropies(self, micro_batches: Sequence[PackedMicroBatch]) -> list[tuple[Tensor, Tensor]]:
         """[N] and [N] for each micro-batch, without gradients."""
-        scores = self._score(micro_batches, "value")
-        return [(log_probs, entropies) for log_probs, entropies in scores if entropies is not None]
+        scores = self._score(micro_batches, self._scores("value"), ("log_probs", "entropies"))
+        return list(zip(scores["log_probs"], scores["entropies"], strict=True))
 
-    @torch.no_grad()
     def values(self, micro_batches: Sequence[PackedMicroBatch]) -> list[Tensor]:
         """[N] for each micro-batch, of a value model, without gradients."""
-        self.model.eval()
-        return [self._logits(self.model, each).float().squeeze(-1) for each in micro_batches]
+
+        def finish(item: Item, output: Tensor) -> dict[str, Tensor]:
+            return {"values": join_context(self._logits(output).float().squeeze(-1), item)}
+
+        from stages.train.megatron.passes import join_context
+
+        return self._score(micro_batches, finish, ("values",))["values"]
 
     def train_step(
         self,
@@ -145,93 +177,87 @@ class Trainer:
         """
         from stages.train.megatron.optimizer import apply_gradients
 
-        scores: EntropyMode | None = None if on_logits else entropy
-
-        self.model.train()
-        self.model.zero_grad_buffer()
+        for chunk in self.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         before()
-        parts = self._run(micro_batches or [_stand_in()], loss_function if micro_batches else _no_loss, scores)
+        finish = self._loss(loss_function, None if on_logits else entropy)
+        parts = self._passes.run(micro_batches, finish, forward_only=False)
         with torch.no_grad():
-            parts += self._run(forward_only, loss_function, scores, forward_only=True)
+            parts += self._passes.run(forward_only, finish, forward_only=True)
         lr = float(self.optimizer.param_groups[0]["lr"])
         grad_norm, updated = apply_gradients(self.optimizer, self.settings.clip_grad)
         if updated:
             self.scheduler.step(increment)
         return StepResult(grad_norm=grad_norm, lr=lr, metrics=self._sum_metrics(parts), updated=updated)
 
-    def _run(
-        self,
-        micro_batches: Sequence[PackedMicroBatch],
-        loss_function: LossFunction,
-        entropy: EntropyMode | None,
-        *,
-        forward_only: bool = False,
-    ) -> list[Mapping[str, Tensor]]:
-        """Megatron's schedule over the micro-batches; gradients end up summed over the data-parallel ranks.
+    def _loss(self, loss_function: LossFunction, entropy: EntropyMode | None) -> Finish:
+        """Without an entropy mode the loss function gets logits."""
+        from stages.train.megatron.passes import join_context
 
-        Without an entropy mode the loss function gets logits.
-        """
-        if not micro_batches:
-            return []
+        def finish(item: Item, output: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+            if entropy is None:
+                loss, metrics = loss_function(item.micro_batch, join_context(self._logits(output).float(), item), None)
+            else:
+                scores = self._token_scores(item, output, entropy)
+                loss, metrics = loss_function(item.micro_batch, scores["log_probs"], scores.get("entropies"))
+            return loss, {"loss": loss.detach(), **metrics}
 
-        def forward_step(iterator: Iterator[PackedMicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
-            micro_batch = next(iterator)
+        return finish
 
-            def compute_loss(logits: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-                if entropy is None:
-                    loss, metrics = loss_function(micro_batch, logits.float(), None)
-                else:
-                    loss, metrics = loss_function(micro_batch, *self._token_scores(logits, micro_batch, entropy))
-                # A token count of zero: nothing is divided by it.
-                no_tokens = torch.zeros((), dtype=torch.int, device=self.device)
-                return loss, no_tokens, {"loss": loss.detach(), **metrics}
-
-            return self._logits(model, micro_batch), compute_loss
-
-        parts: list[Mapping[str, Tensor]] = self._forward_backward(
-            forward_step_func=forward_step,
-            data_iterator=iter(micro_batches),
-            model=self.model,
-            num_microbatches=len(micro_batches),
-            seq_length=len(micro_batches[0].tokens),
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
-        return parts
+    def _scores(self, entropy: EntropyMode) -> Score:
+        return lambda item, logits: self._token_scores(item, logits, entropy)
 
     @torch.no_grad()
     def _score(
-        self, micro_batches: Sequence[PackedMicroBatch], entropy: EntropyMode
-    ) -> list[tuple[Tensor, Tensor | None]]:
-        self.model.eval()
-        return [self._token_scores(self._logits(self.model, each), each, entropy) for each in micro_batches]
+        self,
+        micro_batches: Sequence[PackedMicroBatch],
+        score: Score,
+        names: Sequence[str],
+        *,
+        written: list[NDArray[np.int64]] | None = None,
+    ) -> dict[str, list[Tensor]]:
+        """By name, [N] for each micro-batch; the experts that its rows went to are added to `written`."""
 
-    def _logits(self, model: Any, micro_batch: PackedMicroBatch) -> Tensor:
-        from stages.train.megatron.attention import place_attention
+        def finish(item: Item, logits: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+            return logits.new_zeros(()), score(item, logits)
 
-        logits: Tensor = model(
-            tokens=self._place(micro_batch.tokens),
-            positions=self._place(micro_batch.positions),
-            packed_row=place_attention(micro_batch, dtype=self.config.params_dtype, device=self.device),
-            logit_rows=self._place(micro_batch.logit_rows),
+        for chunk in self.chunks:
+            chunk.eval()
+        if written is None:
+            results = self._passes.run(micro_batches, finish, forward_only=True)
+        else:
+            results, experts = self._passes.record(micro_batches, finish)
+            written += experts
+        lengths = [len(each.targets) for each in micro_batches]
+        found = {}
+        for name in names:
+            own = torch.cat([each[name] for each in results]) if results else torch.zeros(sum(lengths))
+            values = parallel.from_last_stage(own.to(self.device)) if lengths else own
+            found[name] = list(torch.split(values, lengths))
+        return found
+
+    def _token_scores(self, item: Item, output: Tensor, entropy: EntropyMode) -> dict[str, Tensor]:
+        from stages.train.megatron.token_scores import Scoring, token_scores
+
+        scoring = Scoring(
+            temperature=self.settings.rollout_temperature,
+            entropies=entropy != "none",
+            with_gradient=entropy == "gradient",
+            head=self._head,
+            chunk_size=self.settings.log_probs_chunk_size,
         )
-        return logits
+        return token_scores(output, item, scoring)
 
-    def _token_scores(
-        self, logits: Tensor, micro_batch: PackedMicroBatch, entropy: EntropyMode
-    ) -> tuple[Tensor, Tensor | None]:
-        from stages.train.megatron.log_probs import entropies_of, log_probs_of, scale_logits
-
-        logits = scale_logits(logits, self.settings.rollout_temperature)
-        entropies = None if entropy == "none" else entropies_of(logits, with_gradient=entropy == "gradient")
-        return log_probs_of(logits, self._place(micro_batch.targets)), entropies
-
-    def _place(self, array: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+    def _logits(self, output: Tensor) -> Tensor:
+        """[M, V / tp], or of a value model [M, 1], from what the model gave."""
+        return output if self._head is None else self._head(output)
 
     def _sum_metrics(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        """Ranks may hold different names, or none, so that plain objects are exchanged."""
+        """Ranks may hold different names, or none, so that plain objects are exchanged; the last stage has them."""
+        from megatron.core import parallel_state
+
         local: dict[str, float] = {}
         for part in parts:
             for name, value in part.items():
@@ -241,15 +267,23 @@ class Trainer:
             gathered = [{}] * self.data_parallel_size
             distributed.all_gather_object(gathered, local, group=self.data_parallel_group)
         names = dict.fromkeys(name for each in gathered for name in each)
-        return {name: sum(each.get(name, 0.0) for each in gathered) for name in names}
+        sums = [{name: sum(each.get(name, 0.0) for each in gathered) for name in names}]
+        stages = parallel_state.get_pipeline_model_parallel_group()
+        if stages.size() > 1:
+            distributed.broadcast_object_list(
+                sums, parallel_state.get_pipeline_model_parallel_last_rank(), group=stages
+            )
+        return sums[0]
 
 
-def _stand_in() -> PackedMicroBatch:
-    """The smallest micro-batch, so that a rank without samples takes part in collectives."""
-    return pack_samples([PackedSample(tokens=np.zeros(2, np.int64), response_length=1)])
+def _with_gradient_buckets(modules: Sequence[Any], settings: TrainerSettings) -> list[Any]:
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
+    from stages.train.megatron.config import own_fields
 
-def _no_loss(
-    micro_batch: PackedMicroBatch, log_probs: Tensor, entropies: Tensor | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    return log_probs.sum() * 0.0, {}
+    fields: dict[str, Any] = {
+        "grad_reduce_in_fp32": True,
+        "use_distributed_optimizer": settings.use_distributed_optimizer,
+    }
+    fields |= own_fields(DistributedDataParallelConfig, settings.megatron)
+    return [DistributedDataParallel(each.config, DistributedDataParallelConfig(**fields), each) for each in modules]

@@ -1,4 +1,4 @@
-"""Every kind of loss, small. Run under torchrun with two processes: one step of each, data and tensor parallel."""
+"""Every kind of loss, small. Run under torchrun with two processes: a step of each, in every layout that matters."""
 
 from __future__ import annotations
 
@@ -46,8 +46,30 @@ LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
-LAYOUTS = {name: ("data", "tensor") if name in ("gspo", "entropy", "ppo") else ("data",) for name in LOSSES}
-"""Tensor parallel where something is different there."""
+SPLITS: dict[str, dict[str, Any]] = {
+    "data": {},
+    "tensor": {"tensor_model_parallel_size": 2},
+    "sequence": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "pipeline": {"pipeline_model_parallel_size": 2},
+    "virtual": {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 1},
+    "context": {"context_parallel_size": 2},
+    "expert": {"expert_model_parallel_size": 2},
+}
+LAYOUTS = {
+    **dict.fromkeys(LOSSES, ("data",)),
+    **dict.fromkeys(("gspo", "entropy"), ("data", "tensor", "context")),
+    "ppo": ("data", "tensor", "pipeline"),
+    "grpo": tuple(SPLITS),
+}
+"""Those where something is different for the loss."""
+
+
+MODELS = {"qwen3": 2, "qwen3_moe": 2, "mistral": 4}
+"""Layers of each."""
+
+
+def model_of(layout: str) -> str:
+    return {"expert": "qwen3_moe", "virtual": "mistral"}.get(layout, "qwen3")
 
 
 def measured(steps: Steps) -> dict[str, Any]:
@@ -56,18 +78,18 @@ def measured(steps: Steps) -> dict[str, Any]:
     return {"means": steps.column_means, "steps": results}
 
 
-def main(model: Path, output: Path) -> None:
+def main(models: Path, output: Path) -> None:
     from megatron.core import parallel_state
 
     found = {}
-    for layout, flags in (("data", {}), ("tensor", {"tensor_model_parallel_size": 2})):
+    for layout, flags in SPLITS.items():
         if parallel_state.model_parallel_is_initialized():
             parallel_state.destroy_model_parallel()
         for name, loss in LOSSES.items():
             packed = {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 32}
             config = settings(**loss, **flags, **packed, actor_num_gpus_per_node=2)
             if layout in LAYOUTS[name]:
-                found[f"{name}-{layout}"] = measured(train(model, config)[1])
+                found[f"{name}-{layout}"] = measured(train(models / model_of(layout), config)[1])
     if distributed.get_rank() == 0:
         output.write_text(json.dumps(found))
     distributed.destroy_process_group()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.stages.train.batches import settings, train
-from tests.stages.train.losses import LAYOUTS, LOSSES, measured
+from tests.stages.train.losses import LAYOUTS, LOSSES, MODELS, measured, model_of
 from tests.stages.train.megatron.tiny_models import save_tiny_model
 
 REPOSITORY = Path(__file__).parents[3]
@@ -24,13 +24,17 @@ SPLITS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model("qwen3", tmp_path_factory.mktemp("qwen3"))
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for kind, layers in MODELS.items():
+        save_tiny_model(kind, folder / kind, layers=layers)
+    return folder
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_step_does_not_depend_on_how_its_samples_are_split(model: Path, loss: str) -> None:
-    one, *others = [train(model, settings(**LOSSES[loss], **split))[1] for split in ({"micro_batch_size": 1}, *SPLITS)]
+def test_a_step_does_not_depend_on_how_its_samples_are_split(models: Path, loss: str) -> None:
+    splits = ({"micro_batch_size": 1}, *SPLITS)
+    one, *others = [train(models / "qwen3", settings(**LOSSES[loss], **split))[1] for split in splits]
 
     assert all(result.updated for result in one.results)
     for other in others:
@@ -41,10 +45,10 @@ def test_a_step_does_not_depend_on_how_its_samples_are_split(model: Path, loss: 
 
 
 @pytest.fixture(scope="module")
-def on_two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def on_two_ranks(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output = tmp_path_factory.mktemp("two-ranks") / "steps.json"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "tests.stages.train.losses", str(model), str(output)]
+    command = [*torchrun, "-m", "tests.stages.train.losses", str(models), str(output)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
         command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=400, check=False
@@ -56,8 +60,8 @@ def on_two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.mark.parametrize(("loss", "layout"), [(loss, layout) for loss, each in LAYOUTS.items() for layout in each])
 @pytest.mark.slow
-def test_two_processes_take_the_step_of_one(model: Path, on_two_ranks: dict[str, Any], loss: str, layout: str) -> None:
-    alone = measured(train(model, settings(**LOSSES[loss]))[1])
+def test_two_processes_take_the_step_of_one(models: Path, on_two_ranks: dict[str, Any], loss: str, layout: str) -> None:
+    alone = measured(train(models / model_of(layout), settings(**LOSSES[loss]))[1])
 
     together = on_two_ranks[f"{loss}-{layout}"]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,16 @@ from safetensors.torch import save_file
 
 from slime_stages.errors import DataError, MissingInputError
 from slime_stages.weights.mapping.layout import WeightLayout, read_huggingface_config, weight_layout
-from slime_stages.weights.mapping.names import megatron_names, weight_rule
+from slime_stages.weights.mapping.names import INSIDE_LAYERS, OUTSIDE_LAYERS
 from slime_stages.weights.mapping.reader import HuggingFaceReader
-from slime_stages.weights.mapping.tensors import cut_shard, join_shards, join_tensors, to_huggingface, to_megatron
+from slime_stages.weights.mapping.tensors import (
+    Place,
+    cut_shard,
+    join_shards,
+    join_tensors,
+    to_huggingface,
+    to_megatron,
+)
 
 LAYOUT = WeightLayout(num_layers=2, num_attention_heads=4, num_query_groups=2, kv_channels=1, tie_word_embeddings=True)
 QKV = "decoder.layers.0.self_attention.linear_qkv.weight"
@@ -23,13 +31,13 @@ def column(*values: int) -> torch.Tensor:
 
 
 def test_queries_keys_and_values_are_interleaved_by_key_value_head() -> None:
-    whole = join_tensors(weight_rule(QKV), [column(1, 2, 3, 4), column(10, 20), column(100, 200)], LAYOUT)
+    whole = join_tensors(LAYOUT.rule(QKV), [column(1, 2, 3, 4), column(10, 20), column(100, 200)], LAYOUT)
 
     assert whole.flatten().tolist() == [1, 2, 10, 100, 3, 4, 20, 200]
 
 
 def test_gate_and_up_are_each_cut_so_that_a_rank_holds_matching_rows() -> None:
-    rule = weight_rule(GATE_UP)
+    rule = LAYOUT.rule(GATE_UP)
     whole = join_tensors(rule, [column(1, 2), column(10, 20)], LAYOUT)
 
     shards = [cut_shard(rule, whole, rank=rank, size=2) for rank in (0, 1)]
@@ -39,7 +47,7 @@ def test_gate_and_up_are_each_cut_so_that_a_rank_holds_matching_rows() -> None:
 
 
 def test_a_layer_on_a_later_pipeline_stage_keeps_its_global_number() -> None:
-    rule = weight_rule("decoder.layers.1.mlp.linear_fc2.weight", layer_offset=12)
+    rule = LAYOUT.rule("decoder.layers.1.mlp.linear_fc2.weight", layer_offset=12)
 
     assert rule.huggingface_names == ("model.layers.13.mlp.down_proj.weight",)
     assert rule.kind == "column"
@@ -47,7 +55,7 @@ def test_a_layer_on_a_later_pipeline_stage_keeps_its_global_number() -> None:
 
 def test_an_unknown_parameter_is_named_in_the_error() -> None:
     with pytest.raises(DataError, match=r"decoder\.layers\.0\.mlp\.router\.weight"):
-        weight_rule("decoder.layers.0.mlp.router.weight")
+        LAYOUT.rule("decoder.layers.0.mlp.router.weight")
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -60,24 +68,70 @@ def test_every_parameter_survives_the_way_to_megatron_shards_and_back(size: int)
         return tensors.setdefault(name, torch.randn(shape))
 
     back: dict[str, torch.Tensor] = {}
-    for name in megatron_names(LAYOUT, qkv_bias=True, qk_layernorm=True):
-        shards = [to_megatron(name, read, LAYOUT, rank=rank, size=size) for rank in range(size)]
-        back.update(to_huggingface(name, shards, LAYOUT))
+    names = [*OUTSIDE_LAYERS, *(f"decoder.layers.{layer}.{suffix}" for layer in range(2) for suffix in INSIDE_LAYERS)]
+    for name in names:
+        places = [Place(tensor_rank=rank, tensor_size=size) for rank in range(size)]
+        back.update(to_huggingface(name, [to_megatron(name, read, LAYOUT, place) for place in places], LAYOUT))
 
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
 
 
-def test_the_output_layer_is_listed_only_when_embeddings_are_not_tied() -> None:
-    untied = WeightLayout(
-        num_layers=0, num_attention_heads=1, num_query_groups=1, kv_channels=1, tie_word_embeddings=False
+def test_an_output_layer_that_is_the_embeddings_is_read_from_them() -> None:
+    assert LAYOUT.rule("output_layer.weight").huggingface_names == ("model.embed_tokens.weight",)
+    untied = replace(LAYOUT, tie_word_embeddings=False)
+    assert untied.rule("output_layer.weight").huggingface_names == ("lm_head.weight",)
+
+
+MIXTURE = {
+    "model_type": "qwen2_moe",
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "hidden_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "decoder_sparse_step": 2,
+}
+
+
+@pytest.mark.parametrize("name", ["local_experts.1.linear_fc1.weight", "linear_fc1.weight1"])
+def test_an_expert_on_a_later_rank_keeps_its_global_number(name: str) -> None:
+    rule = weight_layout(MIXTURE).rule(f"decoder.layers.1.mlp.experts.{name}", layer_offset=2, expert_offset=4)
+
+    prefix = "model.layers.3.mlp.experts.5"
+    assert rule.huggingface_names == (f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight")
+    assert (rule.kind, rule.is_expert) == ("gate_up", True)
+
+
+def test_experts_are_cut_over_their_own_tensor_parallel_ranks() -> None:
+    place = Place(tensor_rank=1, tensor_size=2, expert_tensor_size=1)
+    down = {"model.layers.1.mlp.experts.0.down_proj.weight": torch.arange(4).reshape(1, 4)}
+
+    name = "decoder.layers.1.mlp.experts.local_experts.0.linear_fc2.weight"
+
+    assert to_megatron(name, down.__getitem__, weight_layout(MIXTURE), place).tolist() == [[0, 1, 2, 3]]
+
+
+def test_the_config_says_which_layers_have_experts() -> None:
+    layout, qwen3 = (
+        weight_layout(MIXTURE),
+        weight_layout({**MIXTURE, "model_type": "qwen3_moe", "mlp_only_layers": [3]}),
     )
 
-    assert list(megatron_names(untied, qkv_bias=False, qk_layernorm=False)) == [
-        "embedding.word_embeddings.weight",
-        "decoder.final_layernorm.weight",
-        "output_layer.weight",
-    ]
+    assert layout.experts is not None
+    assert layout.experts.dense_layers == {0, 2}
+    assert layout.experts.shared_intermediate_size == 40
+    assert qwen3.experts is not None
+    assert qwen3.experts.dense_layers == {0, 2, 3}
+    assert weight_layout({**MIXTURE, "model_type": "llama"}).experts is None
+
+
+def test_norms_that_transformer_engine_fuses_are_known_by_their_names_there() -> None:
+    rule = LAYOUT.rule("decoder.layers.0.self_attention.linear_qkv.layer_norm_weight")
+
+    assert rule.huggingface_names == ("model.layers.0.input_layernorm.weight",)
 
 
 def test_the_layout_falls_back_to_what_the_config_leaves_out() -> None:
@@ -94,7 +148,7 @@ def test_an_unsupported_model_type_is_refused_with_the_list(tmp_path: Path) -> N
 
     assert "'gpt2'" in error.value.message
     assert error.value.hint is not None
-    assert "llama, qwen2, qwen3" in error.value.hint
+    assert "llama, mistral, qwen2, qwen2_moe, qwen3, qwen3_moe" in error.value.hint
 
 
 def test_tensors_are_read_from_the_files_that_the_index_lists(tmp_path: Path) -> None:

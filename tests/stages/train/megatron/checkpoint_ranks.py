@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 import torch.distributed as distributed
 from safetensors.torch import save_file
 
@@ -19,6 +20,7 @@ from tests.stages.train.megatron.tiny_models import SETTINGS, make_samples, weig
 from tests.stages.train.megatron.two_ranks import gather_weights, same_on_both_ranks, uneven_halves
 
 TENSOR_PARALLEL = replace(SETTINGS, tensor_model_parallel_size=2)
+PIPELINE_PARALLEL = replace(SETTINGS, pipeline_model_parallel_size=2)
 DISTRIBUTED_OPTIMIZER = replace(SETTINGS, use_distributed_optimizer=True)
 
 
@@ -53,6 +55,9 @@ def save_and_resume(model: Path, output: Path, name: str, settings: TrainerSetti
     trainer = new_trainer(model, settings)
     train(trainer, range(3))
     write_weights(trainer, model, output / f"{name}-saved.safetensors")
+    torch.rand(distributed.get_rank() + 3)  # so that the generators are not as they were made
+    if distributed.get_rank() == 0:
+        save_file({"state": torch.get_rng_state()}, output / f"{name}-generator.safetensors")
     pending = checkpoint.save(trainer, output / name, 3, background=True)
     train(trainer, range(3, 6))
     pending.wait()
@@ -62,6 +67,15 @@ def save_and_resume(model: Path, output: Path, name: str, settings: TrainerSetti
     checkpoint.load(trainer, output / name, 3)
     train(trainer, range(3, 6))
     write_weights(trainer, model, output / f"{name}-resumed.safetensors")
+
+
+def reshard(model: Path, output: Path) -> None:
+    """Two pipeline stages go on where two tensor-parallel ranks stopped, and save in turn."""
+    trainer = new_trainer(model, PIPELINE_PARALLEL)
+    checkpoint.load(trainer, output / "tensor-parallel", 3)
+    train(trainer, range(3, 6))
+    write_weights(trainer, model, output / "resharded.safetensors")
+    checkpoint.save(trainer, output / "pipeline-parallel", 6, background=False).wait()
 
 
 def resume(model: Path, output: Path) -> None:
@@ -83,6 +97,7 @@ def main(action: str, model: Path, output: Path) -> None:
     if action == "two-ranks":
         save_and_resume(model, output, "distributed-optimizer", DISTRIBUTED_OPTIMIZER)
         save_and_resume(model, output, "tensor-parallel", TENSOR_PARALLEL)
+        reshard(model, output)
         distributed.destroy_process_group()
     elif action == "resume":
         resume(model, output)

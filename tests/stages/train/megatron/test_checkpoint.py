@@ -134,11 +134,28 @@ def test_one_rank_goes_on_where_two_stopped(model: Path, two_ranks: Path, name: 
 
     restored = checkpoint.load(trainer, two_ranks / name, 3)
 
-    assert restored.with_rng is False
+    assert restored.with_rng is True
+    assert torch.equal(torch.get_rng_state(), load_file(two_ranks / f"{name}-generator.safetensors")["state"])
     assert_equal(gather_weights(trainer, model), load_file(two_ranks / f"{name}-saved.safetensors"))
     train(trainer, range(3, 6))
     for key, expected in load_file(two_ranks / f"{name}-straight.safetensors").items():
         torch.testing.assert_close(gather_weights(trainer, model)[key], expected, atol=2e-5, rtol=0)
+
+
+def test_pipeline_stages_go_on_where_tensor_parallel_ranks_stopped_and_one_rank_after_them(
+    model: Path, two_ranks: Path
+) -> None:
+    straight, resharded = (
+        load_file(two_ranks / f"{name}.safetensors") for name in ("tensor-parallel-straight", "resharded")
+    )
+    for key, expected in straight.items():
+        torch.testing.assert_close(resharded[key], expected, atol=2e-5, rtol=0)
+
+    trainer = new_trainer(model, SETTINGS)
+    checkpoint.load(trainer, two_ranks / "pipeline-parallel", 6)
+
+    assert_equal(gather_weights(trainer, model), resharded)
+    assert trainer.scheduler.num_steps == 6
 
 
 def test_the_weights_can_be_read_before_the_optimizer_is_written(model: Path, tmp_path: Path) -> None:

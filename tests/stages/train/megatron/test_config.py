@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
-import pytest
 import torch
 
-from slime_stages.errors import DataError, UsageError
-from stages.train.megatron.config import refuse_unsupported, rotary_frequencies
-from stages.train.megatron.settings import TrainerSettings
-
-SETTINGS = TrainerSettings()
+from slime_stages.config.megatron_fields import installed_fields
+from stages.train.megatron.config import own_fields, rotary_frequencies
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -38,13 +34,18 @@ def test_the_names_of_older_transformers_are_understood() -> None:
     torch.testing.assert_close(frequencies, torch.tensor([0.5, 0.05]))
 
 
-def test_what_is_not_supported_is_listed_with_its_value() -> None:
-    with pytest.raises(DataError) as error:
-        refuse_unsupported(config(rope_scaling={"rope_type": "yarn"}, attention_bias=True), SETTINGS)
+def test_fields_of_the_user_reach_the_config_that_has_them() -> None:
+    from megatron.core.optimizer import OptimizerConfig
 
-    assert "rope_type 'yarn' (known: default, linear, llama3); attention_bias" in error.value.message
+    given = {"decoupled_weight_decay": False, "recompute_modules": ("mlp",), "overlap_grad_reduce": True}
+
+    assert own_fields(OptimizerConfig, given) == {"decoupled_weight_decay": False}
 
 
-def test_a_tensor_parallel_size_that_does_not_fit_names_the_counts() -> None:
-    with pytest.raises(UsageError, match="size 4 does not divide num_attention_heads 2, num_key_value_heads 2"):
-        refuse_unsupported(config(), replace(SETTINGS, tensor_model_parallel_size=4))
+def test_the_fields_read_from_the_source_are_those_of_the_classes() -> None:
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+
+    classes = (TransformerConfig, DistributedDataParallelConfig, OptimizerConfig)
+    assert installed_fields() == {field.name for each in classes for field in dataclasses.fields(each)}

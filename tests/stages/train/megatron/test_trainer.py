@@ -18,6 +18,7 @@ from tests.stages.train.megatron.tiny_models import (
     SETTINGS,
     load_transformers_model,
     make_samples,
+    one_by_one,
     save_tiny_model,
     train_with_torch,
     transformers_loss,
@@ -65,7 +66,7 @@ def test_log_probs_and_gradients_equal_those_of_transformers(folders: dict[str, 
     loss = transformers_loss(reference, samples, with_entropy=True)
     loss.backward()  # type: ignore[no-untyped-call]
     assert result.metrics["loss"] == pytest.approx(float(loss), abs=1e-5)
-    gradients = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    gradients = one_by_one({name: parameter.grad for name, parameter in reference.named_parameters()})
     assert largest_difference(huggingface_form(trainer, folders[kind], "main_grad"), gradients) < 1e-5
 
 
@@ -89,21 +90,40 @@ def test_three_steps_equal_those_of_torch_adamw(folders: dict[str, Path], kind: 
 
         assert result.updated
         assert result.lr == pytest.approx(expected["lr"])
-        assert result.metrics["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+        assert result.metrics["loss"] == pytest.approx(expected["loss"], rel=1e-5, abs=1e-5)
         assert result.metrics["tokens"] == sum(sample.response_length for sample in samples)
         assert result.grad_norm == pytest.approx(expected["grad_norm"], rel=1e-4)
     assert largest_difference(huggingface_form(trainer, folders[kind], "data"), weights) < 2e-4
 
 
-def test_recomputation_gives_the_same_gradients(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen3", {"recompute_granularity": "full"}),
+        ("qwen3", {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1}),
+        ("qwen3", {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "mlp")}),
+        ("qwen3_moe", {"recompute_granularity": "selective", "recompute_modules": ("moe",)}),
+    ],
+)
+def test_recomputation_gives_the_same_gradients(folders: dict[str, Path], kind: str, changes: dict[str, Any]) -> None:
     micro_batch = pack_samples(make_samples(7, shared=True))
     gradients = []
-    for granularity in (None, "full"):
-        trainer = Trainer(folders["qwen3"], replace(SETTINGS, clip_grad=0.0, recompute_granularity=granularity))
+    for more in ({}, changes):
+        trainer = Trainer(folders[kind], replace(SETTINGS, clip_grad=0.0, **more))
         trainer.train_step([micro_batch], weighted_loss)
-        gradients.append(huggingface_form(trainer, folders["qwen3"], "main_grad"))
+        gradients.append(huggingface_form(trainer, folders[kind], "main_grad"))
 
     assert largest_difference(gradients[0], gradients[1]) == 0.0
+
+
+def test_fields_of_megatron_reach_its_configs(folders: dict[str, Path]) -> None:
+    fields = {"moe_router_dtype": "fp64", "check_for_nan_in_grad": True, "decoupled_weight_decay": False}
+
+    trainer = Trainer(folders["qwen3_moe"], replace(SETTINGS, megatron=fields))
+
+    assert trainer.config.moe_router_dtype == "fp64"
+    assert trainer.model.ddp_config.check_for_nan_in_grad is True
+    assert trainer.optimizer.config.decoupled_weight_decay is False
 
 
 def test_forward_only_micro_batches_count_in_the_metrics_but_leave_no_gradient(folders: dict[str, Path]) -> None:

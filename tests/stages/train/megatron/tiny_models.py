@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.train.megatron.packing import PackedMicroBatch, PackedSample
+from stages.train.megatron.packing import Nuclei, PackedMicroBatch, PackedSample
 from stages.train.megatron.settings import TrainerSettings
 
 TEMPERATURE = 0.8
@@ -25,37 +26,58 @@ SETTINGS = TrainerSettings(
     clip_grad=0.5,
     rollout_temperature=TEMPERATURE,
 )
-MODELS = ("llama", "qwen2", "qwen3")
+ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+LLAMA_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+DIFFERENCES: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA_ROPE, "tie_word_embeddings": True},
+    "qwen2": {"tie_word_embeddings": False},
+    "qwen3": {"tie_word_embeddings": True, "head_dim": 16},
+    "mistral": {
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+    },
+    "qwen2_moe": {
+        **EXPERTS,
+        "tie_word_embeddings": False,
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
+    "qwen3_moe": {**EXPERTS, "tie_word_embeddings": True, "norm_topk_prob": True, "head_dim": 16},
+}
+"""Tied embeddings and own ones, Llama 3's and linear rotary scaling, biases, query/key norms; experts whose weights
+sum to 1 or do not, in all layers or beside dense ones and with an expert that all tokens go to."""
 
 
-def save_tiny_model(kind: str, folder: Path) -> Path:
-    """Llama has tied embeddings and Llama 3 rotary scaling, Qwen2 untied ones and biases, Qwen3 query/key norms."""
+MODELS = tuple(DIFFERENCES)
+MIXTURES = tuple(kind for kind in MODELS if kind.endswith("_moe"))
+DENSE = tuple(kind for kind in MODELS if kind not in MIXTURES)
+
+
+def save_tiny_model(kind: str, folder: Path, *, layers: int = 2) -> Path:
     import transformers
 
-    rope = {"rope_type": "default", "rope_theta": 10000.0}
-    llama3 = {
-        "rope_type": "llama3",
-        "rope_theta": 100.0,
-        "factor": 4.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    }
     shape = {
         "vocab_size": 96,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 64,
         "attn_implementation": "eager",
+        "rope_parameters": ROPE,
     }
-    config = {
-        "llama": lambda: transformers.LlamaConfig(**shape, rope_parameters=llama3, tie_word_embeddings=True),
-        "qwen2": lambda: transformers.Qwen2Config(**shape, rope_parameters=rope, tie_word_embeddings=False),
-        "qwen3": lambda: transformers.Qwen3Config(**shape, rope_parameters=rope, tie_word_embeddings=True, head_dim=16),
-    }[kind]()
+    config = transformers.AutoConfig.for_model(kind, **shape | DIFFERENCES[kind])
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -69,6 +91,20 @@ def load_transformers_model(folder: Path) -> Any:
     import transformers
 
     return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+
+
+def one_by_one(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Under the names that a folder has: transformers holds the experts of a layer as one tensor."""
+    found = {}
+    for name, tensor in tensors.items():
+        layer, _, fused = name.partition(".mlp.experts.")
+        for expert in range(len(tensor) if fused else 0):
+            parts = tensor[expert].chunk(2) if fused == "gate_up_proj" else (tensor[expert],)
+            for part, kind in zip(parts, ("gate_proj", "up_proj") if len(parts) == 2 else ("down_proj",), strict=True):
+                found[f"{layer}.mlp.experts.{expert}.{kind}.weight"] = part
+        if not fused:
+            found[name] = tensor
+    return found
 
 
 def make_samples(seed: int, *, shared: bool) -> list[PackedSample]:
@@ -88,6 +124,17 @@ def make_samples(seed: int, *, shared: bool) -> list[PackedSample]:
                 )
             )
     return samples
+
+
+def with_nuclei(samples: Sequence[PackedSample]) -> list[PackedSample]:
+    """As if every other response token had been drawn from 11 tokens and the rest from all."""
+    random, found = np.random.default_rng(5), []
+    for sample in samples:
+        counts = np.where(np.arange(sample.response_length) % 2, 0, 11)
+        ids = [random.choice(96, count, replace=False) for count in counts]
+        nuclei = Nuclei(ids=np.concatenate(ids).astype(np.int64), offsets=np.append(0, np.cumsum(counts)))
+        found.append(replace(sample, nuclei=nuclei))
+    return found
 
 
 def weighted_loss(
@@ -138,4 +185,4 @@ def train_with_torch(folder: Path, steps: int) -> tuple[list[dict[str, float]], 
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.clip_grad)
         optimizer.step()
         history.append({"loss": float(loss), "grad_norm": float(grad_norm), "lr": float(lr)})
-    return history, {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    return history, one_by_one({name: tensor.detach() for name, tensor in model.state_dict().items()})
