@@ -35,8 +35,12 @@ COMMANDS = {
     "logs": ("slime_stages.cli.logs:command", "Print what a job, or an engine, has written."),
     "rerun": ("slime_stages.cli.rerun:command", "Set an output aside and make it again."),
     "cancel": ("slime_stages.cli.cancel:command", "Stop a run's chain and cancel its jobs."),
+    "convert": ("slime_stages.cli.convert:command", "Turn Hugging Face weights into Megatron's format, or back."),
     "doctor": ("slime_stages.cli.doctor:command", "Check that this cluster is ready."),
     "show": ("slime_stages.cli.show:command", "Print samples for reading, with rewards and advantages."),
+    "trace": ("slime_stages.cli.trace:command", "Write when samples were generated and scored, as a Chrome trace."),
+    "explain": ("slime_stages.cli.explain:command", "Follow a sample from its prompt to the step that trained on it."),
+    "query": ("slime_stages.cli.query:command", "Ask SQL of every sample that a run ever made."),
     "config": ("slime_stages.cli.config:command", "Print the settings as used, and where each came from."),
 }
 """Each command's function, as `module:name`, and its line in `--help`."""

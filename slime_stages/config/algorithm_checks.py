@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slime_stages.config.model import Config
+from slime_stages.config.roles import CRITIC, ROLES, role_complaints
 from slime_stages.config.serving_checks import Complaint
 
 
@@ -15,6 +16,7 @@ def algorithm_complaints(config: Config) -> Iterator[Complaint]:
     yield from _mismatch(config)
     yield from _loss(config)
     yield from _estimator(config)
+    yield from _roles(config)
     yield from _reference(config)
     yield from _distillation(config)
     yield from _parameters(config)
@@ -64,6 +66,16 @@ def _estimator(config: Config) -> Iterator[Complaint]:
         yield "advantage_estimator", "needs advantages of mean 0 and variance 1", "--normalize-advantages"
     if algorithm.num_critic_only_steps and not algorithm.uses_critic:
         yield "num_critic_only_steps", "trains a critic, and there is none", "--advantage-estimator ppo"
+
+
+def _roles(config: Config) -> Iterator[Complaint]:
+    for role, given in config.optimizer.megatron_roles.items():
+        if role not in ROLES:
+            yield "megatron_roles", f"has the role {role}, which is none of {', '.join(ROLES)}", None
+        elif role == CRITIC and not config.algorithm.uses_critic:
+            yield "megatron_roles", "has settings for a critic, and there is none", "--advantage-estimator ppo"
+        for says, hint in role_complaints(given):
+            yield "megatron_roles", f"has for the {role}: {says}", hint
 
 
 def _reference(config: Config) -> Iterator[Complaint]:

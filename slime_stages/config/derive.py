@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slime_stages.config.hooks import FULLY_ASYNC
 from slime_stages.config.model import Config
 
 FALLBACKS = {
@@ -29,7 +30,13 @@ def derive(config: Config, sources: Mapping[str, str]) -> tuple[Config, dict[str
         for name, origin in FALLBACKS.items()
         if values[name] is None and values[origin] is not None
     }
-    changes |= _context(config) | _single_sample(config) | _serving_mode(config, sources) | _batches(config)
+    changes |= (
+        _streaming(config)
+        | _context(config)
+        | _single_sample(config)
+        | _serving_mode(config, sources)
+        | _batches(config)
+    )
 
     updated = {}
     for section_name in type(config).model_fields:
@@ -39,6 +46,11 @@ def derive(config: Config, sources: Mapping[str, str]) -> tuple[Config, dict[str
             updated[section_name] = section.model_copy(update=own)
     derived = {name: f"derived from {origin}" for name, (_, origin) in changes.items()}
     return config.model_copy(update=updated), derived
+
+
+def _streaming(config: Config) -> dict[str, tuple[Any, str]]:
+    is_asked = config.plugins.rollout_function_path == FULLY_ASYNC and not config.rollout.rollout_streaming
+    return {"rollout_streaming": (True, "rollout_function_path")} if is_asked else {}
 
 
 def _context(config: Config) -> dict[str, tuple[Any, str]]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from slime_stages.config.problems import Problem
+from slime_stages.config.roles import read_roles
 from slime_stages.config.settings import Settings
 from slime_stages.config.types import absolute_path
 from slime_stages.config.yaml_files import read_eval_datasets, read_mapping
 
-READ_FROM = {"eval_datasets": "eval_config", "custom_config": "custom_config_path"}
+READ_FROM = {
+    "eval_datasets": "eval_config",
+    "custom_config": "custom_config_path",
+    "megatron_roles": "megatron_config_path",
+}
 """Setting → the one whose file it holds."""
 
 
@@ -24,6 +29,10 @@ def add_files(settings: Settings) -> None:
             datasets, problems = read_eval_datasets(absolute_path(path))
             settings.problems += problems
             values = {key: value.model_dump(mode="json", exclude_none=True) for key, value in datasets.items()}
+        elif name == "megatron_roles":
+            path = absolute_path(path)
+            values, problems = read_roles(path, read_mapping(path, flag="--megatron-config-path"))
+            settings.problems += problems
         else:
             values = read_mapping(absolute_path(path), flag="--custom-config-path")
         settings.put(name, values, f"derived from {origin}")

@@ -135,6 +135,20 @@ HOOKS = (
 
 BY_SETTING = {hook.setting: hook for hook in HOOKS}
 
+FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+
+BUILT_IN = {
+    FULLY_ASYNC: None,
+    "slime.rollout.sft_rollout.generate_rollout": "slime_stages.sft_rollout.generate_rollout",
+    "slime.rollout.sglang_rollout.generate_rollout": None,
+}
+"""slime's own rollout functions, by their names there; None: what the rollout stage does without a function."""
+
+
+def built_in(path: str | None) -> str | None:
+    """The path of what runs for a function that the config names."""
+    return None if path is None else BUILT_IN.get(path, path)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedHook:
@@ -151,7 +165,8 @@ def named_hooks(config: Config) -> Iterator[NamedHook]:
     for hook in HOOKS:
         value = flat.get(hook.setting)
         for path in (value,) if isinstance(value, str) else value or ():
-            yield NamedHook(hook=hook, path=path, source=hook.setting)
+            if (ours := built_in(path)) is not None:
+                yield NamedHook(hook=hook, path=ours, source=hook.setting)
     for name, dataset in config.eval.datasets:
         for setting in ("custom_generate_function_path", "custom_rm_path"):
             if path := getattr(dataset, setting):
@@ -186,6 +201,7 @@ def generation_function(config: Config, split: str) -> Callable[..., Any] | None
     setting, path = "rollout_function_path", config.plugins.rollout_function_path
     if split != "train":
         setting, path = "eval_function_path", config.eval.eval_function_path or path
+    path = built_in(path)
     return None if path is None else load_hook(BY_SETTING[setting], path)
 
 

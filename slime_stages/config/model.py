@@ -20,6 +20,7 @@ from slime_stages.config.sections.plugins import Plugins
 from slime_stages.config.sections.reward import Reward
 from slime_stages.config.sections.rollout import Rollout
 from slime_stages.config.sections.serving import Serving
+from slime_stages.config.sections.tracking import Tracking
 from slime_stages.config.sections.train import Train
 from slime_stages.config.types import Section
 from slime_stages.digest import digest_json
@@ -45,6 +46,7 @@ class Config(BaseModel):
     algorithm: Algorithm = Algorithm()
     gate: Gate = Gate()
     checkpoint: Checkpoint = Checkpoint()
+    tracking: Tracking = Tracking()
     plugins: Plugins = Plugins()
 
     @classmethod
@@ -99,6 +101,13 @@ class Config(BaseModel):
         if self.train.num_steps_per_rollout is not None:
             return self.train.num_steps_per_rollout
         return self.samples_per_iteration // (self.train.global_batch_size or self.samples_per_iteration)
+
+    @property
+    def decay_steps(self) -> int | None:
+        """Optimizer steps until the learning rate has fallen; None where neither they nor the run's end are known."""
+        if self.optimizer.lr_decay_iters is not None or self.data.num_rollout is None:
+            return self.optimizer.lr_decay_iters
+        return self.data.num_rollout * self.steps_per_iteration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,10 @@ TRACKER = "latest_checkpointed_iteration.txt"
 RECORD = "checkpoint.json"
 MODEL = "model"
 OPTIMIZER = "optimizer"
+CRITIC_CONTENT = "critic_content"
+"""Where the manifest of a training names the digest of the critic's parameters."""
+RELEASE = "release"
+"""Megatron's name for a checkpoint of weights alone, which no iteration of training made."""
 METADATA = ".metadata"
 """Where torch_dist says what lies where."""
 HINT = "rerun the train stage of that iteration"
@@ -134,6 +138,22 @@ def latest_iteration(folder: Path) -> int | None:
     except (FileNotFoundError, ValueError):
         tracked = -1
     return tracked if tracked in complete else max(complete, default=None)
+
+
+def find_weights(folder: Path, step: int | None = None) -> Path:
+    """The checkpoint that a person means: the folder itself, or number `step` of those in it, or the newest one."""
+    if (folder / METADATA).is_file() and step is None:
+        return folder
+    number = latest_iteration(folder) if step is None else step
+    if number is not None:
+        candidates = [iteration_folder(folder, number)]
+    else:
+        candidates = [folder / RELEASE, *reversed(numbered_folders(folder, _ITERATION_FOLDER).values())]
+    for checkpoint in candidates:
+        if has_weights(checkpoint):
+            return checkpoint
+    what = "no checkpoint that is whole" if step is None else f"no whole checkpoint of iteration {step}"
+    raise MissingInputError(f"{folder} holds {what}", hint=f"ls {folder}, and name a checkpoint in it")
 
 
 def write_tracker(folder: Path, iteration: int) -> None:

@@ -6,7 +6,7 @@ Reads and writes tensor by tensor, on the CPU, without Megatron-Core.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,16 @@ class ExportReport:
 
 
 def export_hf(
-    checkpoint: Path, template: Path, target: Path, *, max_shard_bytes: int = 5 << 30, dtype: str | None = None
+    checkpoint: Path,
+    template: Path,
+    target: Path,
+    *,
+    max_shard_bytes: int = 5 << 30,
+    dtype: str | None = None,
+    on_tensor: Callable[[], object] = lambda: None,
 ) -> ExportReport:
     """Fill the folder `target`, which must be empty or absent. Without `dtype` the template's config decides.
+    `on_tensor` is called after each tensor.
 
     Nothing here is durable or atomic: hand an `unpublished_folder`, then publish it.
     """
@@ -57,7 +64,7 @@ def export_hf(
     assert not any(target.iterdir()), target
     config = read_huggingface_config(template)
     with TorchDistReader(checkpoint) as reader:
-        export = _Export(reader, config, dtype)
+        export = _Export(reader, config, dtype, on_tensor)
         export.check_names(template)
         shards = _split_shards(export.specs, max_shard_bytes)
         digests = {name: export.write(target / name, specs) for name, specs in shards.items()}
@@ -65,7 +72,7 @@ def export_hf(
         _write_index(target, shards)
     for file in other_files(template):
         shutil.copyfile(file, target / file.name)
-    if export.dtype_name != _config_dtype(config):
+    if export.dtype_name != config_dtype(config):
         _write_json(target / "config.json", {**config, "dtype": export.dtype_name})
     digests |= {path.name: digest_file(path) for path in target.iterdir() if path.name not in digests}
     return ExportReport(
@@ -79,11 +86,13 @@ def export_hf(
 class _Export:
     """The tensors to write, planned from shapes alone, then read one by one."""
 
-    def __init__(self, reader: TorchDistReader, config: dict[str, Any], dtype: str | None) -> None:
-        self._reader = reader
+    def __init__(
+        self, reader: TorchDistReader, config: dict[str, Any], dtype: str | None, on_tensor: Callable[[], object]
+    ) -> None:
+        self._reader, self._on_tensor = reader, on_tensor
         self._layout: WeightLayout = weight_layout(config)
         self._vocabulary_size = int(config["vocab_size"])
-        self.dtype_name = dtype or _config_dtype(config)
+        self.dtype_name = dtype or config_dtype(config)
         if self.dtype_name not in DTYPES:
             raise UsageError(f"dtype {self.dtype_name!r} is not one of {', '.join(DTYPES)}")
         self._sources: dict[str, str] = {}
@@ -134,6 +143,7 @@ class _Export:
                 source = self._sources[spec.name]
                 converted = dict(self._convert(source, self._reader.read(source)))
             yield converted.pop(spec.name).to(spec.dtype)
+            self._on_tensor()
 
 
 def _split_shards(specs: list[TensorSpec], max_shard_bytes: int) -> dict[str, list[TensorSpec]]:
@@ -161,7 +171,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
 
 
-def _config_dtype(config: dict[str, Any]) -> str:
+def config_dtype(config: dict[str, Any]) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or "float32")
 
 

@@ -5,14 +5,18 @@ What retention has removed is not missed: there is a newer one then.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from slime_stages.errors import DataError, MissingInputError
 from slime_stages.manifest import Manifest
 from slime_stages.rundir import RunDir
 from slime_stages.weights.checkpoints import (
+    CRITIC_CONTENT,
     OPTIMIZER,
     RECORD,
     check_content,
     complete_iterations,
+    critic_checkpoints,
     has_weights,
     is_complete,
     iteration_folder,
@@ -27,7 +31,9 @@ def check_outputs(run: RunDir, manifest: Manifest) -> None:
     """Refuse outputs of a committed call that are lost or altered. Reads them whole."""
     version = manifest.iteration + 1
     if manifest.kind == "train":
-        _check_checkpoint(run, version, manifest.content)
+        _check_checkpoint(run.checkpoints_path, version, manifest.content)
+        if critic := manifest.outputs.get(CRITIC_CONTENT):
+            _check_checkpoint(critic_checkpoints(run.checkpoints_path), version, critic)
     elif manifest.kind == "sync":
         _check_weights(run, version, manifest.content)
 
@@ -52,9 +58,9 @@ def is_past_repair(run: RunDir, stage: str, version: int, *, generated_with: int
     return False
 
 
-def _check_checkpoint(run: RunDir, version: int, content: str) -> None:
-    folder = iteration_folder(run.checkpoints_path, version)
-    is_superseded = max(complete_iterations(run.checkpoints_path), default=0) > version
+def _check_checkpoint(checkpoints: Path, version: int, content: str) -> None:
+    folder = iteration_folder(checkpoints, version)
+    is_superseded = max(complete_iterations(checkpoints), default=0) > version
     if (is_superseded and not folder.exists()) or (has_live_writer(folder) and not is_complete(folder)):
         return
     verify_checkpoint(folder, part=OPTIMIZER)

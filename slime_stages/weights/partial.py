@@ -2,6 +2,7 @@
 
     RUN/iterations/000012/train/partial/
         iter_0000002/            the policy after two steps: a checkpoint from which training can resume
+        critic/iter_0000002/     the critic, where there is one
         iter_0000002/steps.npz   what those steps have found out about the samples
         partial.json             names the one that counts, and what it was made from; written last
 
@@ -21,7 +22,7 @@ from slime_stages.commit import replace_file
 from slime_stages.digest import digest_bytes, sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError, SlimeStagesError
 from slime_stages.rundir import RunDir
-from slime_stages.weights.checkpoints import iteration_folder
+from slime_stages.weights.checkpoints import critic_checkpoints, iteration_folder
 from slime_stages.weights.folders import numbered_folders, remove_folder
 
 RECORD = "partial.json"
@@ -36,7 +37,7 @@ class PartialTraining:
     """Digest of the training's inputs and of its config: they are steps of that training alone."""
 
     step_count: int
-    """Optimizer steps taken."""
+    """Optimizer steps taken, the critic's among them."""
 
     total_count: int
     """Optimizer steps of the whole iteration."""
@@ -47,18 +48,22 @@ class PartialTraining:
     steps_digest: str
     """xxh3-128 of `steps.npz`, in hex."""
 
+    critic_content: str = ""
+    """Digest of the critic's parameters; empty without one."""
+
 
 def partial_folder(run: RunDir, iteration: int) -> Path:
     return run.stage_path("train", iteration) / "partial"
 
 
 def write_partial(folder: Path, partial: PartialTraining, steps: bytes) -> None:
-    """Make a checkpoint of `folder`, written before, and `steps` the ones that count; earlier ones go."""
+    """Make the checkpoints of `folder`, written before, and `steps` the ones that count; earlier ones go."""
     replace_file(iteration_folder(folder, partial.step_count) / STEPS, steps)
     replace_file(folder / RECORD, orjson.dumps(sealed(asdict(partial)), option=orjson.OPT_INDENT_2))
-    for number, path in numbered_folders(folder, r"iter_(\d{7,})").items():
-        if number != partial.step_count:
-            remove_folder(path)
+    for place in (folder, critic_checkpoints(folder)):
+        for number, path in numbered_folders(place, r"iter_(\d{7,})").items():
+            if number != partial.step_count:
+                remove_folder(path)
 
 
 def read_partial(folder: Path) -> PartialTraining | None:

@@ -15,7 +15,7 @@ from slime_stages.config import Config
 from slime_stages.errors import SlimeStagesError
 from slime_stages.lineage import command, committed_at
 from slime_stages.stage import Stage
-from slime_stages.weights.checkpoints import check_content, critic_checkpoints, iteration_folder
+from slime_stages.weights.checkpoints import CRITIC_CONTENT, check_content, critic_checkpoints, iteration_folder
 from stages.train.algorithm.conversion import TrainBatch
 from stages.train.algorithm.losses import value_loss
 from stages.train.algorithm.reducers import weighted_sum
@@ -25,9 +25,6 @@ from stages.train.megatron.packing import PackedMicroBatch, pack_samples
 from stages.train.megatron.settings import TrainerSettings
 from stages.train.megatron.step import StepResult, Trainer
 from stages.train.micro_batch import packed_sample
-
-CONTENT = "critic_content"
-"""Where the manifest of a training names the digest of the critic's parameters."""
 
 
 def load_critic(stage: Stage, settings: TrainerSettings) -> Trainer | None:
@@ -39,7 +36,7 @@ def load_critic(stage: Stage, settings: TrainerSettings) -> Trainer | None:
     version, folder = stage.plan.start_version, critic_checkpoints(stage.run.checkpoints_path)
     trainer = Trainer(stage.run.weights_path(0), settings, load_weights=version == 0, provider=value_model)
     if version > 0:
-        content = committed_at(stage.run, "train", version - 1).outputs.get(CONTENT, "")
+        content = committed_at(stage.run, "train", version - 1).outputs.get(CRITIC_CONTENT, "")
         try:
             check_content(iteration_folder(folder, version), content)
             checkpoint.load(trainer, folder, version)
@@ -53,14 +50,14 @@ def load_critic(stage: Stage, settings: TrainerSettings) -> Trainer | None:
 
 def values_of(trainer: Trainer, batch: TrainBatch, micro_batches: list[list[int]]) -> dict[int, NDArray[np.float32]]:
     """[R] by position: what the critic thinks is still to come, before each response token."""
+    blank = {p: np.zeros(int(length), np.float32) for p, length in enumerate(batch.response_lengths)}
+    with_response = [[p for p in positions if len(blank[p])] for positions in micro_batches]
+    chosen = [positions for positions in with_response if positions]
+    packed = [pack_samples([packed_sample(batch, p, blank[p]) for p in positions]) for positions in chosen]
     found: dict[int, NDArray[np.float32]] = {}
-    for positions in micro_batches:
-        if chosen := [p for p in positions if batch.response_lengths[p]]:
-            blank = [np.zeros(int(batch.response_lengths[p]), np.float32) for p in chosen]
-            packed = pack_samples([packed_sample(batch, p, row) for p, row in zip(chosen, blank, strict=True)])
-            [values] = trainer.values([packed])
-            parts = np.split(values.cpu().numpy(), np.cumsum(batch.response_lengths[chosen])[:-1])
-            found |= dict(zip(chosen, parts, strict=True))
+    for positions, values in zip(chosen, trainer.values(packed), strict=True):
+        parts = np.split(values.cpu().numpy(), np.cumsum(batch.response_lengths[positions])[:-1])
+        found |= dict(zip(positions, parts, strict=True))
     return found
 
 

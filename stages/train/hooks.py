@@ -34,8 +34,8 @@ class Hooks:
     def before_log_probs(self, trainer: Trainer, prefix: str) -> None:
         """`prefix` is that of the column: `ref_`, `teacher_`, or nothing for the policy's own."""
         if (function := self.find("custom_megatron_before_log_prob_hook_path")) is not None:
-            function(self.args, [trainer.model], prefix)
+            function(self.args, trainer.chunks, prefix)
 
     def before_step(self, trainer: Trainer, iteration: int, step: int) -> None:
         if (function := self.find("custom_megatron_before_train_step_hook_path")) is not None:
-            function(self.args, iteration, step, [trainer.model], trainer.optimizer, trainer.scheduler)
+            function(self.args, iteration, step, trainer.chunks, trainer.optimizer, trainer.scheduler)

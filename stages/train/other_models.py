@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from slime_stages.errors import MissingInputError
 from slime_stages.lineage import command
 from slime_stages.stage import Stage
-from slime_stages.weights.checkpoints import has_weights, iteration_folder, latest_iteration
+from slime_stages.weights.checkpoints import find_weights, has_weights, iteration_folder
 from stages.train.megatron import checkpoint
 from stages.train.megatron.step import Trainer
 from stages.train.prepare import OLD_ACTOR, REFERENCE, TEACHER
@@ -90,9 +89,4 @@ def load_model(trainer: Trainer, folder: Path, step: int | None) -> None:
     if (folder / "config.json").exists():
         trainer.load_weights(folder)
         return
-    if named := re.fullmatch(r"iter_(\d+)", folder.name):
-        folder, step = folder.parent, int(named[1])
-    found = step if step is not None else latest_iteration(folder)
-    if found is None:
-        raise MissingInputError(f"{folder} holds no checkpoint that is whole")
-    checkpoint.load(trainer, folder, found, with_optimizer=False)
+    checkpoint.load_folder(trainer, find_weights(folder, step), with_optimizer=False)

@@ -17,7 +17,7 @@ from slime_stages.digest import digest_bytes, digest_json
 from slime_stages.drain import Drained, count_progress, drain_reason
 from slime_stages.errors import MissingInputError, SlimeStagesError
 from slime_stages.stage import Stage, say
-from slime_stages.weights.checkpoints import check_content, iteration_folder, read_record
+from slime_stages.weights.checkpoints import check_content, critic_checkpoints, iteration_folder, read_record
 from slime_stages.weights.partial import (
     PartialTraining,
     discard_partial,
@@ -34,9 +34,12 @@ from stages.train.objective import SampleStatistics
 from stages.train.policy import parameter_digest
 from stages.train.steps import Steps, StepsTaken
 
+RESULTS = ("results", "critic_results")
+"""Of `StepsTaken` and `Steps`."""
 
-def load_partial(stage: Stage, trainer: Trainer) -> StepsTaken | None:
-    """Load what a drained attempt at the same training has left into the trainer; None if it has left nothing.
+
+def load_partial(stage: Stage, trainer: Trainer, critic: Trainer | None) -> StepsTaken | None:
+    """Load what a drained attempt at the same training has left into trainer and critic; None if it has left nothing.
 
     All ranks call it. What is another training's, or not whole, is deleted.
     """
@@ -49,8 +52,13 @@ def load_partial(stage: Stage, trainer: Trainer) -> StepsTaken | None:
         return None
     partial, steps = found[0]
     try:
-        _check_record(iteration_folder(folder, partial.step_count), partial)
-        checkpoint.load(trainer, folder, partial.step_count)
+        kept = _models(folder, trainer, critic)
+        for (place, _), content in zip(kept, (partial.content, partial.critic_content), strict=False):
+            _check_record(iteration_folder(place, partial.step_count), content)
+        for place, _ in kept[1:]:
+            checkpoint.verify(iteration_folder(place, partial.step_count))
+        for place, model in kept:
+            checkpoint.load(model, place, partial.step_count)
     except SlimeStagesError as error:  # on every rank: nothing is loaded before all of it is verified
         distributed.barrier()
         if distributed.get_rank() == 0:
@@ -61,15 +69,12 @@ def load_partial(stage: Stage, trainer: Trainer) -> StepsTaken | None:
     return _unpacked(steps, is_first=trainer.data_parallel_rank == 0)
 
 
-def save_partial(stage: Stage, trainer: Trainer, steps: Steps) -> NoReturn:
+def save_partial(stage: Stage, trainer: Trainer, critic: Trainer | None, steps: Steps) -> NoReturn:
     """Keep the steps taken for the next attempt, and end this one. All ranks call it."""
-    count, total = len(steps.results), steps.total_count
+    count, total = steps.count, steps.total_count
     folder = partial_folder(stage.run, stage.plan.iteration)
     if steps.is_further:
-        content = parameter_digest(trainer)
-        pending = checkpoint.save(trainer, folder, count, background=False)
-        pending.wait_for_weights(content)
-        pending.wait()
+        contents = [_save(model, place, count) for place, model in _models(folder, trainer, critic)]
         columns = {name: merged_over_ranks(rows) for name, rows in sorted(steps.columns.items())}
         if distributed.get_rank() == 0:
             packed = _packed(steps, columns)
@@ -77,7 +82,8 @@ def save_partial(stage: Stage, trainer: Trainer, steps: Steps) -> NoReturn:
                 made_from=_made_from(stage),
                 step_count=count,
                 total_count=total,
-                content=content,
+                content=contents[0],
+                critic_content="".join(contents[1:]),
                 steps_digest=digest_bytes(packed),
             )
             write_partial(folder, record, packed)
@@ -105,11 +111,25 @@ def _usable(stage: Stage, folder: Path) -> tuple[PartialTraining, bytes] | None:
         return None
 
 
-def _check_record(folder: Path, partial: PartialTraining) -> None:
+def _models(folder: Path, trainer: Trainer, critic: Trainer | None) -> list[tuple[Path, Trainer]]:
+    """What is kept of the steps, each with the folder of its checkpoints."""
+    return [(folder, trainer)] + ([] if critic is None else [(critic_checkpoints(folder), critic)])
+
+
+def _save(model: Trainer, folder: Path, count: int) -> str:
+    """Returns the digest of the parameters."""
+    content = parameter_digest(model)
+    pending = checkpoint.save(model, folder, count, background=False)
+    pending.wait_for_weights(content)
+    pending.wait()
+    return content
+
+
+def _check_record(folder: Path, content: str) -> None:
     """Without its record nothing says whether the checkpoint is as it was written."""
     if read_record(folder) is None:
         raise MissingInputError(f"{folder} has lost its record")
-    check_content(folder, partial.content)
+    check_content(folder, content)
 
 
 def _discard(stage: Stage, folder: Path, reason: str) -> None:
@@ -129,8 +149,10 @@ def _packed(steps: Steps, columns: TokenColumns) -> bytes:
         arrays[f"lengths_{name}"] = np.array([len(rows[position]) for position in positions], np.int64)
         arrays[f"values_{name}"] = np.concatenate([np.zeros(0, np.float32), *(rows[p] for p in positions)])
     file = io.BytesIO()
-    results = json.dumps([asdict(result) for result in steps.results]).encode()
-    np.savez(file, results=np.frombuffer(results, np.uint8), **arrays)
+    for name in RESULTS:
+        told = json.dumps([asdict(result) for result in getattr(steps, name)]).encode()
+        arrays[name] = np.frombuffer(told, np.uint8)
+    np.savez(file, **arrays)
     return file.getvalue()
 
 
@@ -140,7 +162,7 @@ def _unpacked(content: bytes, *, is_first: bool) -> StepsTaken:
         sums = {name.removeprefix("sum_"): arrays[name] for name in arrays.files if name.startswith("sum_")}
         names = [name.removeprefix("values_") for name in arrays.files if name.startswith("values_")]
         return StepsTaken(
-            results=[StepResult(**values) for values in json.loads(arrays["results"].tobytes())],
+            **{name: [StepResult(**told) for told in json.loads(arrays[name].tobytes())] for name in RESULTS},
             statistics=SampleStatistics({k: v if is_first else np.zeros_like(v) for k, v in sums.items()}),
             columns={name: _rows(arrays, name) for name in names},
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch.distributed
 import xxhash
 
 from slime_stages.config import Config
+from slime_stages.config.roles import ACTOR, with_role
 from slime_stages.errors import InternalError, MissingInputError, SlimeStagesError
 from slime_stages.lineage import command
 from slime_stages.stage import BACKGROUND_VARIABLE, Stage
@@ -57,7 +58,7 @@ def load_policy(stage: Stage, data: IterationBatch) -> tuple[Trainer, float | No
     """
     config, version, sampler = stage.config, stage.plan.start_version, sampler_weights(stage)
     settings, hooks = trainer_settings(config), Hooks(config)
-    parallel.initialize(settings.tensor_model_parallel_size, seed=settings.seed)
+    parallel.initialize(settings)
     hooks.megatron_is_ready()
     if version > 0:
         _wait_for_checkpoint(stage, version)
@@ -104,30 +105,28 @@ def save_policy(stage: Stage, trainer: Trainer, critic: Trainer | None, data: It
     )
 
 
-def trainer_settings(config: Config) -> TrainerSettings:
+def trainer_settings(config: Config, role: str = ACTOR) -> TrainerSettings:
     """The trainer's settings; its schedule counts rollouts, ours optimizer steps."""
+    config = with_role(config, role)
     optimizer, train, unit = config.optimizer, config.train, config.global_batch_size
-    settings = TrainerSettings(
-        tensor_model_parallel_size=train.tensor_model_parallel_size,
+    warmup, steps = optimizer.lr_warmup_iters, config.decay_steps
+    if steps is None or optimizer.lr_decay_style == "constant":
+        steps = warmup + 1  # nothing decays, and Megatron wants more than the warm-up
+    return TrainerSettings(
+        **{name: getattr(train, name) for name in TrainerSettings.__dataclass_fields__ if hasattr(train, name)},
         dtype="bfloat16" if train.bf16 else "float32",
         lr=optimizer.lr,
         min_lr=optimizer.min_lr,
-        lr_warmup_steps=optimizer.lr_warmup_iters * unit,
+        lr_warmup_steps=warmup * unit,
+        lr_decay_steps=steps * unit,
         lr_decay_style=optimizer.lr_decay_style,
         weight_decay=optimizer.weight_decay,
         adam_beta1=optimizer.adam_beta1,
         adam_beta2=optimizer.adam_beta2,
         adam_eps=optimizer.adam_eps,
         clip_grad=optimizer.clip_grad,
-        use_distributed_optimizer=train.use_distributed_optimizer,
         rollout_temperature=config.rollout.rollout_temperature,
-        only_train_params_name_list=train.only_train_params_name_list,
-        freeze_params_name_list=train.freeze_params_name_list,
-        seed=train.seed,
     )
-    if optimizer.lr_decay_iters is None:
-        return settings
-    return replace(settings, lr_decay_steps=optimizer.lr_decay_iters * unit)
 
 
 def on_all_ranks(value: bool) -> bool:
@@ -140,9 +139,9 @@ def on_all_ranks(value: bool) -> bool:
 def parameter_digest(trainer: Trainer) -> str:
     """xxh3-128 over the parameters of all ranks, in the order of their names."""
     state = xxhash.xxh3_128()
-    for name, parameter in sorted(trainer.model.module.named_parameters()):
+    for name, parameter in sorted(trainer.named_parameters()):
         state.update(name.encode())
-        state.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+        state.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     digests: list[str] = [""] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(digests, state.hexdigest())
     return xxhash.xxh3_128_hexdigest("".join(digests).encode()) if len(digests) > 1 else digests[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from slime_stages.plan import Plan
 from slime_stages.schema import TRAIN
 from slime_stages.shards import ShardWriter
 from slime_stages.stage import Stage, append_metrics, defer
+from slime_stages.tracking import track
+from slime_stages.weights.checkpoints import CRITIC_CONTENT
 from slime_stages.weights.partial import discard_partial, partial_folder
 from stages.train.algorithm.metrics import zero_std_counts
 from stages.train.batch import IterationBatch
-from stages.train.critic import CONTENT, critic_metrics
+from stages.train.critic import critic_metrics
 from stages.train.policy import SavedPolicy
 from stages.train.steps import Steps
 
@@ -25,15 +28,26 @@ TRAILING = "trailing"
 
 
 def commit_training(
-    stage: Stage, data: IterationBatch, steps: Steps, saved: SavedPolicy, sampler_gap: float | None
+    stage: Stage,
+    data: IterationBatch,
+    steps: Steps,
+    saved: SavedPolicy,
+    sampler_gap: float | None,
+    *,
+    figures: dict[str, float | None],
+    accepted: Sequence[str],
 ) -> Path:
-    """Write `samples.parquet` and commit it with the checkpoint, on the first rank; the others return when it has."""
+    """Write `samples.parquet` and commit it with the checkpoint, on the first rank; the others return when it has.
+
+    `figures` of its performance go with the metrics, and not into the manifest.
+    """
     checkpoint = saved.checkpoint
     pending = [checkpoint] if saved.critic is None else [checkpoint, saved.critic]
     if torch.distributed.get_rank() == 0:
         reasons = drop_reasons(data, steps)
         metrics = training_metrics(data, steps) | staleness_metrics(stage.plan, sampler_gap)
-        append_metrics(stage, metrics)  # before the commit: after it nobody would come back for them
+        append_metrics(stage, metrics | figures)  # before the commit: after it nobody would come back for them
+        track(stage.run, stage.plan, stage.config, metrics | figures)
         with stage.output("samples.parquet") as temporary:
             with ShardWriter(temporary, TRAIN, {"run_id": stage.plan.run_id}) as writer:
                 writer.write(sample_columns(stage, data, steps, reasons))
@@ -50,7 +64,8 @@ def commit_training(
                     "policy_version": saved.version,
                     "probes": saved.probes,
                     "samples_content": content_digest(temporary, TRAIN),
-                    **({CONTENT: saved.critic_content} if saved.critic is not None else {}),
+                    **({"accepted": list(accepted)} if accepted else {}),
+                    **({CRITIC_CONTENT: saved.critic_content} if saved.critic is not None else {}),
                 },
             )
         _settle(saved)

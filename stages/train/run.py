@@ -6,12 +6,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from slime_stages.acceptance import accepted
 from slime_stages.claims import end_claimed
 from slime_stages.commit import remove_leftovers
+from slime_stages.config.roles import CRITIC
 from slime_stages.drain import listening
 from slime_stages.lineage import shard_manifest_path, train_inputs
 from slime_stages.rundir import RunDir
 from slime_stages.stage import Stage, StageCall, config_digest, open_stage, read_config, read_run_plan
+from slime_stages.weights.checkpoints import critic_checkpoints
 from slime_stages.weights.folders import remove_dead_folders
 from slime_stages.weights.outputs import check_outputs
 from slime_stages.weights.partial import discard_partial, partial_folder
@@ -59,8 +62,9 @@ def prepare(call: StageCall) -> Stage | None:
     check_process_count(stage.config.train)
     remove_old_folders(stage.manifest_path.parent)
     end_claimed(stage.manifest_path)  # before its folder goes as a dead attempt's
-    remove_dead_folders(stage.run.checkpoints_path)
-    remove_leftovers(stage.run.checkpoints_path)
+    for folder in (stage.run.checkpoints_path, critic_checkpoints(stage.run.checkpoints_path)):
+        remove_dead_folders(folder)
+        remove_leftovers(folder)
     if stage.manifest_path.exists():
         discard_partial(partial_folder(stage.run, call.iteration))
     return open_stage(
@@ -88,9 +92,10 @@ def train(stage: Stage) -> Path:
     """What every trainer process does; the first one also writes and commits."""
     from stages.train.batch import read_iteration
     from stages.train.critic import load_critic
-    from stages.train.gate import check_log_probs, check_samples, fitted
+    from stages.train.gate import Gate, admit, check_log_probs
     from stages.train.partial import load_partial, save_partial
-    from stages.train.policy import load_policy, save_policy
+    from stages.train.performance import performance
+    from stages.train.policy import load_policy, save_policy, trainer_settings
     from stages.train.report import commit_training, probs_diff
     from stages.train.steps import train_steps
     from stages.train.stopping import Stopping
@@ -98,12 +103,12 @@ def train(stage: Stage) -> Path:
     plan, config = stage.plan, stage.config
     with stage.timed("read"):
         data = read_iteration(stage.run, plan, config)
-        check_samples(data, plan, config)
-        config = fitted(config, data, plan)
+        gate = Gate(plan=plan, config=config, accepted=accepted(stage.run, plan.iteration))
+        config = admit(data, gate, stage.run.weights_path(0))
     with stage.timed("load"):
         trainer, sampler_gap = load_policy(stage, data)
-        critic = load_critic(stage, trainer.settings)
-        taken = load_partial(stage, trainer)
+        critic = load_critic(stage, trainer_settings(stage.config, CRITIC))
+        taken = load_partial(stage, trainer, critic)
     with listening(lambda: None):  # signals are looked at between steps; after the last one, committing is the way out
         with stage.timed("steps"):
             stopping = Stopping(save_seconds=2 * stage.seconds["load"])
@@ -118,11 +123,12 @@ def train(stage: Stage) -> Path:
                 should_stop=stopping,
             )
         if not steps.are_complete:
-            save_partial(stage, trainer, steps)
-        check_log_probs(sampler_gap if plan.staleness > 0 else probs_diff(steps), plan, config)
+            save_partial(stage, trainer, critic, steps)
+        check_log_probs(sampler_gap if plan.staleness > 0 else probs_diff(steps), gate)
         with stage.timed("save"):
             saved = save_policy(stage, trainer, critic, data)
-        return commit_training(stage, data, steps, saved, sampler_gap)
+        figures = performance(stage, data, steps, trainer.config)
+        return commit_training(stage, data, steps, saved, sampler_gap, figures=figures, accepted=gate.passed)
 
 
 def _manifest_path(call: StageCall) -> Path:

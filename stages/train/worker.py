@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slime_stages.drain import Drained, install_drain
 from slime_stages.errors import RetryableError, SlimeStagesError
-from slime_stages.rewards.process_tree import die_with_parent
+from slime_stages.isolation.process_tree import die_with_parent
 from slime_stages.stage import StageCall, finish_deferred
 from stages.train.ranks import Ranks
 from stages.train.run import train_together, worker_stage

@@ -21,5 +21,8 @@ class Gate(Section):
     max_truncated_share: Share = 1.0
     """Refuse an iteration in which more samples than this share were cut at their longest; 1 for never."""
 
+    max_zero_std_share: Share = 1.0
+    """Refuse an iteration in which the samples of more prompts than this share have equal rewards; 1 for never."""
+
     max_null_reward_share: Share = 0.5
     """Refuse an iteration in which more samples than this share have no reward; 1 for never."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Lt
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from slime_stages.config.types import Section
+from slime_stages.config.types import LocalPath, Section
 
 Decay = Annotated[float, Ge(0), Lt(1)]
 
 
 class Optimizer(Section):
     title: ClassVar[str] = "Adam and its learning rate"
-    digested_if_set: ClassVar[frozenset[str]] = frozenset({"reset_optimizer_states", "check_for_nan_in_loss_and_grad"})
+    undigested: ClassVar[frozenset[str]] = frozenset({"megatron_config_path"})
+    digested_if_set: ClassVar[frozenset[str]] = frozenset(
+        {"reset_optimizer_states", "check_for_nan_in_loss_and_grad", "megatron_roles"}
+    )
 
     lr: NonNegativeFloat = 1e-6
     """Learning rate, after the warm-up."""
@@ -51,3 +54,9 @@ class Optimizer(Section):
 
     check_for_nan_in_loss_and_grad: bool = True
     """Refuse an iteration with gradients that are not finite; otherwise that optimizer step is left out."""
+
+    megatron_config_path: LocalPath | None = None
+    """YAML file with values of these settings that hold for the policy (`role: actor`) or a critic (`critic`) alone."""
+
+    megatron_roles: dict[str, Any] = Field(default={})
+    """What `megatron_config_path` says, by role, as it was read when the run was made."""

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.config.hooks import BY_SETTING, HOOKS, Hook, check_hooks, load_hook, named_hooks
+from slime_stages.config.hooks import (
+    BY_SETTING,
+    HOOKS,
+    Hook,
+    check_hooks,
+    generation_function,
+    load_hook,
+    named_hooks,
+    uses_engines,
+)
 from slime_stages.errors import UsageError
 from slime_stages.plugins import load_function
 from tests.slime_stages.config.settings import resolved
@@ -116,3 +125,21 @@ def test_a_trainers_function_may_need_packages_that_are_not_here(monkeypatch: py
 
     assert "No module named 'a_package_of_the_trainer'" in sentence
     assert sentence.endswith("it is not checked before the train stage")
+
+
+def test_slimes_own_rollout_functions_are_known_by_their_names_there() -> None:
+    sft = resolved(
+        rollout_function_path="slime.rollout.sft_rollout.generate_rollout",
+        eval_function_path="slime.rollout.sglang_rollout.generate_rollout",
+    ).config
+
+    check_hooks(sft)
+
+    function = generation_function(sft, "train")
+    assert function is not None
+    assert function.__module__ == "slime_stages.sft_rollout"
+    assert (uses_engines(sft, "train"), generation_function(sft, "held"), uses_engines(sft, "held")) == (
+        False,
+        None,
+        True,
+    )

@@ -31,6 +31,10 @@ from tests.slime_stages.config.settings import resolved
         ({"eval_prompt_data": ["a", "/x", "a", "/y"]}, "has the name a 2 times"),
         ({"eval_prompt_data": ["../a", "/x"]}, "has the name ../a, which is no folder's"),
         ({"rm_type": "remote_rm"}, "needs the address of a reward server"),
+        (
+            {"eval_datasets": {"a": {"path": "/x", "rm_type": "remote_rm"}}},
+            "scores a by remote_rm, which needs the address",
+        ),
         ({"code_timeout": 60.0}, "code_timeout = 60.0 (--code-timeout) does not fit into reward_timeout = 60 s"),
         ({"reward_shard_timeout": 30.0}, "does not fit into reward_shard_timeout = 30 s, which is for all samples"),
         ({"warn_probs_diff": 0.5}, "is above refuse_probs_diff = 0.05"),
@@ -42,6 +46,35 @@ from tests.slime_stages.config.settings import resolved
         ),
         ({"num_steps_per_rollout": 2, "global_batch_size": 4}, "num_steps_per_rollout = 2"),
         ({"actor_num_nodes": 3, "tensor_model_parallel_size": 2}, "does not divide the 3 processes"),
+        (
+            {"actor_num_nodes": 6, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
+            "times pipeline_model_parallel_size is 4, which does not divide the 6 processes",
+        ),
+        (
+            {"actor_num_nodes": 4, "pipeline_model_parallel_size": 2, "expert_model_parallel_size": 4},
+            "is 4, which does not divide the 2 processes of a stage",
+        ),
+        ({"sequence_parallel": True}, "splits tokens over tensor-parallel processes, and there are none"),
+        ({"decoder_last_pipeline_num_layers": 1}, "is about pipeline stages, and there is one"),
+        (
+            {
+                "actor_num_nodes": 2,
+                "pipeline_model_parallel_size": 2,
+                "num_layers_per_virtual_pipeline_stage": 1,
+                "decoder_last_pipeline_num_layers": 1,
+            },
+            "cuts stages into equal pieces, while decoder_last_pipeline_num_layers makes them unequal",
+        ),
+        (
+            {"use_routing_replay": True, "disable_compute_advantages_and_returns": True, "loss_type": "sft_loss"},
+            "replays the experts of the pass for old log-probs, which this loss does without",
+        ),
+        ({"recompute_method": "block"}, "is read only with recompute_granularity = full"),
+        ({"recompute_modules": ("moe",)}, "is read only with recompute_granularity = selective"),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": ("moe",), "use_routing_replay": True},
+            "runs experts again apart from their layer",
+        ),
         ({"use_dynamic_batch_size": True}, "needs to know how much fits"),
         ({"actor_num_gpus_per_node": 8}, "has not one rollout for each of 8 data-parallel processes"),
         ({"micro_batch_size": 3}, "is not a multiple of 3"),

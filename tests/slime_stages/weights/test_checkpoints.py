@@ -12,6 +12,7 @@ from slime_stages.weights.checkpoints import (
     CheckpointRecord,
     advance_tracker,
     check_checkpoint,
+    find_weights,
     has_weights,
     is_complete,
     iteration_folder,
@@ -130,3 +131,21 @@ def test_a_checkpoint_with_a_broken_record_is_not_complete_and_is_refused(tmp_pa
     assert not is_complete(checkpoint)
     with pytest.raises(DataError, match="was altered"):
         check_checkpoint(checkpoint)
+
+
+def test_the_weights_that_a_person_means_are_the_folder_s_own_or_the_step_s_or_the_newest(tmp_path: Path) -> None:
+    for iteration, parts in {1: (MODEL, "optimizer"), 2: (MODEL, "optimizer"), 3: (MODEL,)}.items():
+        (make_checkpoint(tmp_path, iteration, *parts) / ".metadata").touch()
+
+    assert find_weights(tmp_path) == iteration_folder(tmp_path, 2)
+    assert find_weights(tmp_path, 3) == iteration_folder(tmp_path, 3)
+    assert find_weights(iteration_folder(tmp_path, 1)) == iteration_folder(tmp_path, 1)
+    with pytest.raises(MissingInputError, match="no whole checkpoint of iteration 9"):
+        find_weights(tmp_path, 9)
+
+
+def test_converted_weights_are_found_where_training_has_left_none(tmp_path: Path) -> None:
+    release = make_checkpoint(tmp_path, 0, MODEL).rename(tmp_path / "release")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
+
+    assert find_weights(tmp_path) == release

@@ -10,7 +10,14 @@ import pytest
 from slime_stages.errors import DataError, MissingInputError
 from slime_stages.manifest import Manifest
 from slime_stages.rundir import RunDir
-from slime_stages.weights.checkpoints import MODEL, OPTIMIZER, CheckpointRecord, iteration_folder, write_record
+from slime_stages.weights.checkpoints import (
+    MODEL,
+    OPTIMIZER,
+    CheckpointRecord,
+    critic_checkpoints,
+    iteration_folder,
+    write_record,
+)
 from slime_stages.weights.outputs import check_outputs, is_past_repair
 from slime_stages.weights.publish import finish_folder, unpublished_folder
 
@@ -50,6 +57,19 @@ def test_a_checkpoint_is_missed_only_while_it_is_the_newest(run: RunDir) -> None
     shutil.rmtree(iteration_folder(run.checkpoints_path, 3))
     with pytest.raises(MissingInputError, match="iter_0000003 is missing"):
         check_outputs(run, made("train", 2))
+
+
+def test_the_checkpoint_of_a_critic_is_missed_too(run: RunDir) -> None:
+    critics = critic_checkpoints(run.checkpoints_path)
+    shutil.copytree(iteration_folder(run.checkpoints_path, 3), iteration_folder(critics, 3))
+    trained = made("train", 2)
+    with_critic = trained.model_copy(update={"outputs": {"critic_content": "c0ffee"}})
+    check_outputs(run, with_critic)
+
+    shutil.rmtree(iteration_folder(critics, 3))
+    check_outputs(run, trained)
+    with pytest.raises(MissingInputError, match="critic/iter_0000003 is missing"):
+        check_outputs(run, with_critic)
 
 
 def test_a_checkpoint_that_has_lost_its_record_is_refused(run: RunDir) -> None:

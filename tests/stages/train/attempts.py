@@ -19,8 +19,8 @@ from typing import Any
 
 from slime_stages.drain import Drained, install_drain
 from slime_stages.errors import SlimeStagesError
+from slime_stages.isolation.process_tree import children
 from slime_stages.launch.run_stage import run_stage
-from slime_stages.rewards.process_tree import children
 from slime_stages.stage import StageCall
 
 PRELOADED = ["stages.train.preload", "stages.train.run", "stages.reward.run", "tests.stages.train.attempts"]
@@ -41,7 +41,8 @@ class Attempt:
     after: str = "step 1"
     """… when this is done: `step N`, `load` or `save` (begun, not done); or there are `N children`."""
     killed_after: str = ""
-    """The same, for SIGKILL."""
+    """The same, for SIGKILL of the process that does it; and within: `forward in step N`, likewise `backward` and
+    `optimizer`, and `file of model` or of `optimizer`, of a checkpoint."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -85,8 +86,12 @@ def make(attempt: Attempt) -> None:
 @contextmanager
 def signalled(attempt: Attempt) -> Iterator[None]:
     """Have this process get the attempt's signal at the moment that it names."""
-    from stages.train.megatron import checkpoint
+    import torch
+    from megatron.core.tensor_parallel.cross_entropy import _VocabParallelCrossEntropy as CrossEntropy
+
+    from stages.train.megatron import async_writer, checkpoint
     from stages.train.megatron.step import Trainer
+    from stages.train.objective import Objective
 
     def reached(moment: str) -> None:
         if moment == attempt.after and attempt.number is not None:
@@ -106,14 +111,25 @@ def signalled(attempt: Attempt) -> Iterator[None]:
         steps.append(result)
         reached(f"step {len(steps)}")
 
+    def within_step(name: str) -> Callable[[Any], None]:
+        return lambda _: reached(f"{name} in step {len(steps) + 1}")
+
     if attempt.after.endswith("children"):
         threading.Thread(target=count_children, daemon=True).start()
     with (
         watched(Trainer, "train_step", after=after_step),
+        watched(Objective, "__call__", after=within_step("forward")),
+        watched(CrossEntropy, "backward", after=within_step("backward")),
+        watched(torch.optim.AdamW, "step", after=within_step("optimizer")),
+        watched(async_writer, "_write", after=lambda file: reached(f"file of {part_of(file)}")),
         watched(checkpoint, "load", after=lambda _: reached("load")),
         watched(checkpoint, "save", after=lambda _: reached("save")),
     ):
         yield
+
+
+def part_of(file: Any) -> str:
+    return "optimizer" if file.name.startswith("optimizer") else "model"
 
 
 @contextmanager

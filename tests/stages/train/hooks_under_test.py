@@ -37,6 +37,12 @@ def post_process(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> No
         advantages *= 2.0
 
 
+def without_advantages(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
+    """Leaves the policy nothing to follow."""
+    for name in ("advantages", "returns"):
+        rollout_data[name] = [torch.zeros_like(row) for row in rollout_data[name]]
+
+
 def advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     rollout_data["advantages"] = [torch.full((n,), 3.0) for n in rollout_data["response_lengths"]]
     rollout_data["returns"] = [torch.zeros(n) for n in rollout_data["response_lengths"]]

@@ -11,3 +11,7 @@ from slime_stages.sample import Sample
 def parity(args: Any, sample: Sample) -> float:
     """1 if the sum of the token ids is odd; with PARITY=even, if it is even."""
     return float((sum(sample.tokens) + (os.environ.get("PARITY") == "even")) % 2)
+
+
+def nothing(args: Any, sample: Sample) -> float:
+    return 0.0

@@ -20,8 +20,8 @@ from tests.e2e.runs import copy_run, leftovers
 from tests.stages.train.attempts import KILL, TERM, USR2, Attempt, outcome
 
 
-def attempt(run: RunDir, number: int | None = None, after: str = "step 1") -> Attempt:
-    call = StageCall(stage="train", run=run.root, iteration=1)
+def attempt(run: RunDir, number: int | None = None, after: str = "step 1", iteration: int = 1) -> Attempt:
+    call = StageCall(stage="train", run=run.root, iteration=iteration)
     return Attempt(call=call, log=log_of(run), number=number, after=after)
 
 
@@ -29,20 +29,23 @@ def log_of(run: RunDir) -> Path:
     return run.root.with_suffix(".log")
 
 
-def trained(run: RunDir) -> dict[str, Any]:
+def trained(run: RunDir, iteration: int = 1) -> dict[str, Any]:
     """All that training has made, without clocks."""
-    manifest = read_manifest(run.manifest_path("train", 1))
+    manifest = read_manifest(run.manifest_path("train", iteration))
     check_outputs(run, manifest)
     with (run.metrics_path("train")).open() as lines:
         logged = [json.loads(line) for line in lines]
     return {
         "parameters": manifest.content,
-        "samples": pq.read_table(run.train_samples_path(1)).to_pydict(),
+        "critic": manifest.outputs.get("critic_content"),
+        "samples": pq.read_table(run.train_samples_path(iteration)).to_pydict(),
         "metrics": manifest.metrics,
         "probes": manifest.outputs["probes"],
-        "logged": [{key: value for key, value in line.items() if key != "time"} for line in logged],
+        "logged": [
+            {key: line[key] for key in line if key != "time" and not key.startswith("perf/")} for line in logged
+        ],
         "leftovers": leftovers(run),
-        "files": sorted(path.name for path in run.stage_path("train", 1).iterdir()),
+        "files": sorted(path.name for path in run.stage_path("train", iteration).iterdir()),
         "checkpoints": sorted(path.name for path in run.checkpoints_path.iterdir()),
     }
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from slime_stages.launch.iterate import retain
 from slime_stages.manifest import Manifest, read_manifest
@@ -12,6 +15,7 @@ from slime_stages.rundir import RunDir
 from slime_stages.stage import StageCall
 from slime_stages.weights.checkpoints import complete_iterations, critic_checkpoints
 from tests.fakes.rollouts import fake_rollout
+from tests.fixtures.tiny_model import make_tiny_model
 from tests.stages.train.attempts import Attempt, outcome
 from tests.stages.train.small_runs import make, run_to_train
 
@@ -52,6 +56,9 @@ def test_a_critic_has_checkpoints_of_its_own_and_training_is_made_again_from_the
     assert "train/loss" not in first.metrics
     assert first.metrics["train/steps"] == 0.0
     assert second.metrics["train/steps"] == 3.0
+    with run.metrics_path("train").open() as lines:
+        figures = [json.loads(line) for line in lines]
+    assert all(line["perf/actor_train_tok_per_s"] > 0 and line["perf/actor_train_tflops"] > 0 for line in figures)
     for manifest in (first, second):
         assert (manifest.metrics["train/critic-value_loss"] or 0) > 0
     assert complete_iterations(critic_checkpoints(run.checkpoints_path)) == [1, 2]
@@ -59,3 +66,41 @@ def test_a_critic_has_checkpoints_of_its_own_and_training_is_made_again_from_the
     assert outcome(Attempt(call=again, log=run.root.with_suffix(".log"))) == 0
     repeated = read_manifest(run.manifest_path("train", 1))
     assert (repeated.content, repeated.outputs["critic_content"]) == (second.content, second.outputs["critic_content"])
+
+
+@pytest.mark.slow
+def test_on_policy_distillation_brings_the_policy_nearer_to_its_teacher(
+    tmp_path: Path, tiny_model: Path, tiny_prompts: Path
+) -> None:
+    run = run_to_train(
+        tmp_path / "run",
+        tiny_model,
+        tiny_prompts,
+        rollout_batch_size=16,
+        global_batch_size=32,
+        custom_rm_path="tests.stages.train.rewards.nothing",
+        use_opd=True,
+        opd_type="megatron",
+        opd_teacher_load=str(make_tiny_model(tmp_path / "teacher", seed=11)),
+        lr=1e-3,
+    )
+
+    gaps = [trained(run, iteration).metrics["rollout/opd_reverse_kl"] or 0.0 for iteration in range(4)]
+
+    assert gaps[0] > 0
+    assert max(gaps[1:]) < gaps[0]
+
+
+@pytest.mark.slow
+def test_a_hook_that_takes_all_advantages_away_leaves_the_policy_as_it_was(
+    tmp_path: Path, tiny_model: Path, tiny_prompts: Path
+) -> None:
+    hook = {"rollout_data_postprocess_path": "tests.stages.train.hooks_under_test.without_advantages"}
+    moved = []
+    for name, flags in {"plain": {}, "hooked": hook}.items():
+        run = run_to_train(tmp_path / name, tiny_model, tiny_prompts, weight_decay=0.0, **flags)
+        norm = trained(run, 0).metrics["train/grad_norm"]
+        before, after = (load_file(run.weights_path(version) / "model.safetensors") for version in (0, 1))
+        moved.append((norm != 0, any(not torch.equal(before[key], after[key]) for key in before)))
+
+    assert moved == [(True, True), (False, False)]
