@@ -58,7 +58,12 @@ bench: $(READY) ## print what the benchmarks claim
 	@$(BIN)/python benchmarks/shards.py
 	@$(BIN)/python -m examples.quickstart.prepare
 	@$(BIN)/python benchmarks/iteration.py
+	@$(BIN)/python -m benchmarks.train_step
+	@$(BIN)/python benchmarks/reward.py
+	@$(BIN)/python -m benchmarks.long_tail
+	@$(BIN)/python -m benchmarks.client
 	@$(BIN)/python benchmarks/status.py
+	@$(BIN)/python -m benchmarks.client
 	@$(BIN)/python -m benchmarks.chain
 
 install: $(READY) ## build .venv
