@@ -36,12 +36,13 @@ Template = Annotated[
     ),
 ]
 Step = Annotated[
-    int | None, typer.Option("--step", min=0, help="Which of a folder's checkpoints; the newest.", show_default=False)
+    int | None,
+    typer.Option("--step", metavar="N", min=0, help="Which checkpoint of a folder. [default: the newest]"),
 ]
 WrittenDtype = Annotated[
-    Dtype | None, typer.Option("--dtype", help="Of the weights; as the model's config says.", show_default=False)
+    Dtype | None, typer.Option("--dtype", help="Of what is written. [default: as the model's config says]")
 ]
-ShardSize = Annotated[float, typer.Option("--max-shard-gb", min=1e-6, help="Largest safetensors file.")]
+ShardSize = Annotated[float, typer.Option("--max-shard-gb", metavar="GB", min=1e-6, help="Largest safetensors file.")]
 
 
 def command(
