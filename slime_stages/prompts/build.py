@@ -16,7 +16,7 @@ from slime_stages.prompts.locate import read_rows
 from slime_stages.prompts.media import IMAGE, place_media
 from slime_stages.prompts.parts import in_parts
 from slime_stages.prompts.settings import PromptSettings
-from slime_stages.prompts.source import Messages, SourcePrompt, read_prompt
+from slime_stages.prompts.source import Messages, SourcePrompt, has_verl_images, read_prompt
 from slime_stages.prompts.table import PromptRow
 from slime_stages.prompts.tokenizer import load_processor, load_tokenizer, media_ids, text_ids
 
@@ -39,6 +39,8 @@ class PromptCounts:
     """Stayed messages: they have no length before a generate function makes text of them."""
     schemas: Counter[str] = field(default_factory=Counter)
     """Rows that needed no keys, by schema."""
+    images_unread: int = 0
+    """Rows with images in verl's column for them, which no key names."""
 
     @property
     def read(self) -> int:
@@ -102,6 +104,7 @@ class _Builder:
             source = read_prompt(row, self._settings)
             if source.schema:
                 counts.schemas[source.schema] += 1
+            counts.images_unread += not self._settings.multimodal_keys and has_verl_images(row.values)
             prompt, media = self._with_media(row, source)
             yield PromptRow(
                 prompt_id=prompt_id(row, replace(source, prompt=prompt) if media else source, media),

@@ -23,6 +23,8 @@ SCHEMAS = {
     "slime": "`prompt`, `label` and `metadata`",
 }
 """Schemas that need no keys, and what is read of them."""
+VERL_IMAGES = "images"
+"""verl's column of the images that stand where the prompt says `<image>`."""
 MISSING = object()
 
 
@@ -76,6 +78,10 @@ def is_verl(values: Mapping[str, Any]) -> bool:
     """verl's rows: `prompt`, and the label inside `reward_model`."""
     reward_model = values.get("reward_model")
     return "prompt" in values and isinstance(reward_model, dict) and "ground_truth" in reward_model
+
+
+def has_verl_images(values: Mapping[str, Any]) -> bool:
+    return is_verl(values) and bool(values.get(VERL_IMAGES))
 
 
 def read_text_or_messages(row: SourceRow, key: str) -> str | Messages:

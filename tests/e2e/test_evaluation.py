@@ -60,4 +60,5 @@ def test_sets_are_asked_and_scored_each_in_its_own_way(
     lines = [json.loads(line) for line in run.metrics_path("eval").read_text().splitlines()]
     assert (lines[0]["eval/greedy"], lines[0]["eval/greedy-pass@1"]) == (1.0, 1.0)
     assert lines[0]["eval/greedy-truncated_ratio"] == 1.0
+    assert 0 < lines[0]["eval/greedy/prefix_cache_hit_rate"] < 1  # the second sample of a prompt finds it
     assert (lines[1]["eval/silent"], lines[1]["eval/silent/response_len/max"]) == (None, 1.0)  # fewer than 5 samples

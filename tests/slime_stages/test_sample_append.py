@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime_stages.counters import SpecInfo
 from slime_stages.sample import Sample, Status
 
 DENSE = SimpleNamespace(sglang_speculative_algorithm=None)
@@ -192,13 +193,17 @@ def test_terminal_info_is_taken_at_the_end_of_a_call_only() -> None:
     assert sample.prefix_cache_info.prefix_cache_hit_rate == 0.5
 
 
-def test_speculative_counters_are_taken_only_with_speculative_decoding() -> None:
-    meta = {"finish_reason": {"type": "stop"}, "spec_verify_ct": 3, "completion_tokens": 6}
-    plain, speculative = Sample(), Sample()
-    plain.append_response_tokens(DENSE, meta_info=meta)
-    speculative.append_response_tokens(SimpleNamespace(sglang_speculative_algorithm="EAGLE"), meta_info=meta)
+def test_speculative_counters_are_taken_of_engines_that_draft_also_where_others_have_started_them() -> None:
+    plain = {"finish_reason": {"type": "stop"}, "completion_tokens": 6}
+    of_external, of_ours, of_none = Sample(), Sample(), Sample()
 
-    assert (plain.spec_info.spec_verify_ct, speculative.spec_info.spec_accept_length) == (0, 2.0)
+    of_external.append_response_tokens(DENSE, meta_info={**plain, "spec_verify_ct": 3})
+    of_ours.append_response_tokens(SimpleNamespace(sglang_speculative_algorithm="EAGLE"), meta_info=plain)
+    of_none.append_response_tokens(DENSE, meta_info=plain)
+
+    assert (of_external.spec_info.spec_accept_length, of_external.spec_info.completion_token_num) == (2.0, 6)
+    assert of_ours.spec_info.completion_token_num == 6
+    assert of_none.spec_info == SpecInfo()
 
 
 @pytest.mark.parametrize("name", ["loss_mask", "rollout_log_probs", "teacher_log_probs"])
