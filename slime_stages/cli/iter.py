@@ -126,17 +126,27 @@ def run_here(run: RunDir, iterations: range, *, accept_stale: bool) -> None:
 
 def ready_run(ctx: typer.Context, run: Path | None, config: Path | None, *, change: bool) -> RunDir:
     """The run to work on: begun now, if it is not there and there is a config; otherwise checked against it."""
-    from slime_stages.launch.start_run import change_config, check_plugins_of, mend_run, start_run
+    from slime_stages.launch.start_run import (
+        change_config,
+        check_plugins_of,
+        check_trainer,
+        current_revision,
+        mend_run,
+        start_run,
+    )
     from slime_stages.rundir import RunDir, find_run
+    from slime_stages.stage import read_config
 
     given = config is not None or bool(collect(ctx))
     if run is not None and not RunDir(run.absolute()).recover() and given:
-        run_dir = RunDir(run.absolute())
-        start_run(run_dir, resolve_from(ctx, config).config)
+        run_dir, wanted = RunDir(run.absolute()), resolve_from(ctx, config).config
+        check_trainer(wanted)
+        start_run(run_dir, wanted)
         return run_dir
     run_dir = find_run(run)
     mend_run(run_dir)
     if given:
         change_config(run_dir, resolve_from(ctx, config).config, allowed=change)
     check_plugins_of(run_dir)
+    check_trainer(read_config(run_dir, current_revision(run_dir)))
     return run_dir

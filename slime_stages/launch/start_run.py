@@ -32,7 +32,10 @@ def start_run(run: RunDir, config: Config) -> None:
     check_hf_folder(model)
     check_plugins(config)
     check_engine_flags(config)
-    check_trainer(config)
+    try:
+        check_trainer(config)
+    except DataError as error:
+        say(f"warning: {error.message}; it can be rolled out, scored and evaluated, not trained")
     config = with_rollout_count(run, config)
     create_file(run.config_revision_path(0), frozen_bytes(config))
     mend_config(run)
@@ -101,7 +104,11 @@ def check_engine_flags(config: Config) -> None:
 
 
 def check_trainer(config: Config) -> None:
-    """Refuse a model that the trainer does not know or cannot split so, and fields that Megatron-Core does not have."""
+    """Refuse what training could not be done with.
+
+    DataError for a model that the trainer does not know; UsageError for settings that do not split it, and for fields
+    that Megatron-Core does not have.
+    """
     from slime_stages.config.megatron_fields import check_megatron_fields
     from slime_stages.weights.mapping.layout import read_huggingface_config
     from slime_stages.weights.mapping.limits import refuse_unsupported

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime_stages.cli.main import main
 from slime_stages.config.frozen import read_frozen
 from slime_stages.errors import DataError, UsageError
 from slime_stages.launch.iterate import iterations_to_run
 from slime_stages.launch.plans import ensure_eval_plan, ensure_plan, evaluates
 from slime_stages.launch.prompt_tables import prompts_record
-from slime_stages.launch.start_run import change_config, current_revision, mend_run, start_run
+from slime_stages.launch.start_run import change_config, check_trainer, current_revision, mend_run, start_run
 from slime_stages.rundir import RunDir
 from slime_stages.stage import read_config
 from tests.slime_stages.config.settings import resolved
@@ -54,6 +57,24 @@ def test_a_run_that_was_lost_in_parts_is_mended_to_the_same(run: RunDir) -> None
     assert prompts_record(run, "train")["content"] == before
     assert read_frozen(run.config_path) == read_config(run, 0)
     assert (run.weights_path(0) / "model.safetensors").exists()
+
+
+def test_a_model_that_the_trainer_does_not_know_is_rolled_out_and_not_trained(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(settings["hf_checkpoint"], tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "gemma3"}))
+    run = RunDir(tmp_path / "run")
+
+    start_run(run, resolved(**{**settings, "hf_checkpoint": str(model)}).config)
+
+    said = capsys.readouterr().err
+    assert "gemma3" in said
+    assert "it can be rolled out, scored and evaluated, not trained" in said
+    with pytest.raises(DataError, match="gemma3"):
+        check_trainer(read_config(run, 0))
+    assert main(["iter", "--run", str(run.root), "--n", "1"]) == 65
 
 
 @pytest.mark.parametrize(
