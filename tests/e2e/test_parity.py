@@ -17,6 +17,7 @@ from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall, read_config
 from tests.e2e.runs import manifests, new_run, run_iteration
 from tests.e2e.stage_calls import Forker
+from tests.fixtures.tiny_model import make_tiny_model
 
 TOLERANCE = 1e-4
 LEARNING_RATE = 1e-3
@@ -42,6 +43,22 @@ def test_engine_transformers_and_trainer_give_the_sampled_tokens_the_same_log_pr
     assert largest_gap(said, by_transformers) < TOLERANCE
     assert largest_gap(said, by_trainer) < TOLERANCE
     assert largest_gap(by_transformers, by_trainer) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_engine_transformers_and_trainer_agree_on_a_mixture_of_experts(
+    tiny_prompts: Path, forker: Forker, tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model", family="qwen3_moe")
+    with Engine(model, "0", log=tmp_path / "engine.log") as engine:
+        run = new_run(tmp_path / "run", model, tiny_prompts, engine=engine)
+        ensure_plan(run, 0)
+        assert forker.run(StageCall(stage="rollout", run=run.root, iteration=0, shard=0)).result is not None
+    samples = read_samples(run.shard_path("rollout", 0, 0, 2))
+
+    said = [np.asarray(sample.rollout_log_probs) for sample in samples]
+    assert largest_gap(said, log_probs_of_transformers(model, samples, 1.0)) < TOLERANCE
+    assert largest_gap(said, log_probs_of_trainer(run, samples)) < TOLERANCE
 
 
 @pytest.mark.parametrize("tensor_parallel", [2, pytest.param(1, marks=pytest.mark.slow)])
