@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -57,7 +58,8 @@ async def read_object(request: web.Request) -> dict[str, Any]:
 
 
 async def deliver_object(request: web.Request, answer: dict[str, Any]) -> web.StreamResponse:
-    return await _deliver(request, JSON, orjson.dumps(answer))
+    data = orjson.dumps(answer)
+    return await _deliver(request, JSON, data, length=len(data))
 
 
 async def deliver_events(request: web.Request, events: Iterable[Event]) -> web.StreamResponse:
@@ -70,18 +72,25 @@ def _framed(event: Event) -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + line + b"\n\n"
 
 
-async def _deliver(request: web.Request, content_type: str, data: bytes) -> web.StreamResponse:
-    """Send an answer; ClientGone unless the client has taken all of it."""
+async def _deliver(
+    request: web.Request, content_type: str, data: bytes, *, length: int | None = None
+) -> web.StreamResponse:
+    """Send an answer; ClientGone unless the client has taken all of it.
+
+    What marks the end of a stream is sent after that, as a client may leave once it has read the last event.
+    """
     response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
+    response.content_length = length
     try:
         with Delivery(request.transport) as delivery:
             await response.prepare(request)
             await response.write(data)
-            await response.write_eof()
             if not await delivery.arrived():
                 raise ClientGone
     except ConnectionError as error:
         raise ClientGone from error
+    with suppress(ConnectionError):
+        await response.write_eof()
     return response
 
 

@@ -114,11 +114,30 @@ async def test_after_the_answer_came(anthropic_served: Callable[..., Served]) ->
     served = anthropic_served(["seen"])
     connection = connection_to(served)
     connection.sendall(WHOLE)
-    answer = b""
-    while not answer.endswith(b"0\r\n\r\n"):
-        answer += await asyncio.to_thread(connection.recv, 4096)
+    await read_until(connection, b"}")
     connection.close()
 
     [sample] = await served.samples()
 
     assert served.said(sample) == "seen<|im_end|>"
+
+
+async def test_after_the_last_event_though_the_stream_has_not_ended(anthropic_served: Callable[..., Served]) -> None:
+    served = anthropic_served(["seen"])
+    data = json.dumps({**BODY, "stream": True}).encode()
+    connection = connection_to(served)
+    connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+    await read_until(connection, b'{"type":"message_stop"}\n\n\r\n')
+    connection.close()
+
+    [sample] = await served.samples()
+
+    assert served.said(sample) == "seen<|im_end|>"
+
+
+async def read_until(connection: socket.socket, end: bytes) -> None:
+    answer = b""
+    while not answer.endswith(end):
+        received = await asyncio.to_thread(connection.recv, 4096)
+        assert received, answer
+        answer += received
