@@ -19,7 +19,8 @@ def test_one_array_makes_all_rollouts_and_a_task_that_dies_is_begun_again_where_
     config = chain.folder / "config.toml"
     streams = "[rollout]\nrollout_streaming = true\nstaleness = 1\n"
     config.write_text(config.read_text().replace("[rollout]\n", streams) + "[algorithm]\nuse_tis = true\n")
-    chain.plant(0, 4, "exit 1")  # in flight beside the first iteration's groups 0 and 1
+    chain.plant(0, 1, "sleep 3")
+    chain.plant(0, 4, "exit 1")  # begun when group 0 is done, while the first iteration still waits for group 1
     said = chain.iter(ITERATIONS)
 
     state = chain.wait(ITERATIONS)
