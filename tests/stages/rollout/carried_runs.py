@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,6 +142,9 @@ class CarriedRun:
 def account(manifest: Manifest) -> tuple[int, int, int, int, int]:
     counts = manifest.counts
     return counts["issued"], counts["taken"], counts["kept"], counts["dropped"], counts["carried"]
+
+
+Start = Callable[..., "CarriedRun"]
 
 
 def start_carried(
