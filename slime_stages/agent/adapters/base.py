@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -27,7 +28,7 @@ LARGEST_BODY_BYTES = 64 * 1024 * 1024
 DebugCallback = Callable[[str, list[Message], list[dict[str, Any]], Message, TurnRecord], None]
 
 
-class BaseAdapter:
+class BaseAdapter(ABC):
     """An HTTP server, `app`, that answers as a vendor's does; run it by `run_app_in_thread`, or as any aiohttp app.
 
     A client names its session by its API key. Sessions may be opened and finished from another thread than the app's.
@@ -73,11 +74,13 @@ class BaseAdapter:
         for endpoint in self.endpoints():
             self.app.router.add_post(endpoint.path, self._answering(endpoint))
 
+    @abstractmethod
     def endpoints(self) -> Sequence[Endpoint[Any]]:
-        raise NotImplementedError
+        """The routes of the protocols that it speaks."""
 
+    @abstractmethod
     def error_body(self, status: int, message: str) -> dict[str, Any]:
-        raise NotImplementedError
+        """An error as the protocol's own object."""
 
     def open_session(
         self, sid: str, *, sampling_defaults: Mapping[str, Any] | None = None, max_context_tokens: int | None = 0
