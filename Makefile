@@ -50,7 +50,7 @@ format: $(READY) ## format the code
 	@$(BIN)/ruff check --fix-only . && $(BIN)/ruff format .
 
 docs: $(READY) ## write the generated reference pages
-	@$(BIN)/python -m slime_stages.reference > docs/columns.md
+	@$(BIN)/python -m slime_stages.data.reference > docs/columns.md
 	@$(BIN)/python -m slime_stages.config.reference > docs/config.md
 
 bench: $(READY) ## print what the benchmarks claim

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.sleeping import SECONDS, STAGES, write_package
 from slime_stages.launch.chain import begin_chain
 from slime_stages.launch.chain_state import Chain, read_chain
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from tests.slime_stages.cli.small_run import SmallRun, make_model_folder
 from tests.slime_stages.config.settings import resolved
 from tests.slurm.cluster import Cluster, ClusterSettings

@@ -25,12 +25,12 @@ from typing import Any
 import aiohttp
 
 from slime_stages.config import resolve
+from slime_stages.data.sample_table import read_samples
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import start_run
-from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
-from slime_stages.sample_table import read_samples
 from slime_stages.serving.engine import Engine
 from slime_stages.serving.launch import has_accelerator
 from slime_stages.stage import StageCall

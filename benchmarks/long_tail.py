@@ -26,8 +26,8 @@ from unittest.mock import patch
 
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import start_run
-from slime_stages.manifest import Manifest, commit_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import Manifest, commit_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample, Status
 from slime_stages.serving.served import Served
 from slime_stages.stage import Stage, StageCall

@@ -28,10 +28,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from slime_stages.data.sample_table import write_samples
+from slime_stages.data.schema import ROLLOUT
+from slime_stages.data.shards import flat_lists, read_shard
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import write_samples
-from slime_stages.schema import ROLLOUT
-from slime_stages.shards import flat_lists, read_shard
 
 ROUNDS = 9
 VOCABULARY = 151_936

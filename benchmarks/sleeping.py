@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from slime_stages.lineage import shard_manifest_path
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall, read_config, read_run_plan
 from tests.slime_stages.cli.small_run import SmallRun
 

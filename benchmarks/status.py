@@ -20,14 +20,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from slime_stages.commit import create_file
 from slime_stages.config import Config, resolve
 from slime_stages.config.frozen import frozen_bytes
 from slime_stages.launch.summaries import SETTLED_SECONDS
 from slime_stages.lineage import shard_manifest_path, weights_content
-from slime_stages.manifest import Manifest
-from slime_stages.plan import Plan, plan_shards
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import create_file
+from slime_stages.run.manifest import Manifest
+from slime_stages.run.plan import Plan, plan_shards
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall, config_digest
 from slime_stages.weights.publish import publish_link
 

@@ -98,9 +98,9 @@ def ours(model: str, samples: list[Sample], steps: int) -> Outcome:
 def iteration_of(samples: list[Sample], config: Any) -> Any:
     import pyarrow as pa
 
+    from slime_stages.data.sample_table import samples_table
     from slime_stages.sample import Sample as Row
     from slime_stages.sample import Status
-    from slime_stages.sample_table import samples_table
     from stages.train.batch import batch_of
 
     rows = []

@@ -13,19 +13,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_stages.digest import digest_json
 from slime_stages.errors import DataError, MissingInputError, SlimeStagesError
-from slime_stages.manifest import Manifest, read_manifest
 from slime_stages.named_rewards import OWN, chosen_stage, name_of
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir, program_of
+from slime_stages.run.digest import digest_json
+from slime_stages.run.manifest import Manifest, read_manifest
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir, program_of
 from slime_stages.stage import StageCall, config_digest, read_run_plan
 from slime_stages.weights.record import read_weights_record
 
 if TYPE_CHECKING:
-    from slime_stages.carry import HandOver, Inheritance
     from slime_stages.config import Config
-    from slime_stages.journal import Journal
+    from slime_stages.run.carry import HandOver, Inheritance
+    from slime_stages.run.journal import Journal
 
 DATA_SOURCE = "data_source"
 """What a rollout is made from, and makes, where a class of the user's chooses the prompts."""
@@ -73,7 +73,7 @@ def inheritance(run: RunDir, plan: Plan, shard: int) -> Inheritance:
 
     MissingInputError, with the command that makes it, if a rollout that it comes from is not there.
     """
-    from slime_stages.carry import Inheritance, begun_anew, continued
+    from slime_stages.run.carry import Inheritance, begun_anew, continued
 
     assert plan.carry_from is not None
     before = {iteration: _earlier_plan(run, iteration) for iteration in plan.carry_from}
@@ -118,7 +118,7 @@ def _plan_as_of(run: RunDir, iteration: int, _changed: int) -> Plan:
 
 
 def _hand_over(run: RunDir, plan: Plan, shard: int) -> HandOver:
-    from slime_stages.carry import hand_over_of
+    from slime_stages.run.carry import hand_over_of
 
     try:
         return hand_over_of(run, plan, shard, committed(run, plan, "rollout", shard))
@@ -129,7 +129,7 @@ def _hand_over(run: RunDir, plan: Plan, shard: int) -> HandOver:
 
 def journal_of(run: RunDir, plan: Plan, config: Config, call: StageCall) -> Journal:
     """Where a rollout call keeps its finished groups; asked otherwise, none of them counts."""
-    from slime_stages.journal import Journal
+    from slime_stages.run.journal import Journal
 
     shard = call.shard or 0
     inputs = rollout_inputs(run, plan, shard)

@@ -16,21 +16,21 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from slime_stages.commit import create_file
 from slime_stages.config import Config
 from slime_stages.config.eval_dataset import resolved_dataset
 from slime_stages.config.hooks import BY_SETTING, load_hook
-from slime_stages.digest import digest_json
+from slime_stages.data.sample_table import read_samples
+from slime_stages.data.schema import REWARD, ROLLOUT
+from slime_stages.data.shards import flat_lists, read_batches, read_shard
 from slime_stages.errors import SlimeStagesError
 from slime_stages.lineage import shard_manifest_path
-from slime_stages.manifest import Manifest, data_path, now, read_manifest
 from slime_stages.passrate import pass_rates
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import create_file
+from slime_stages.run.digest import digest_json
+from slime_stages.run.manifest import Manifest, data_path, now, read_manifest
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
-from slime_stages.sample_table import read_samples
-from slime_stages.schema import REWARD, ROLLOUT
-from slime_stages.shards import flat_lists, read_batches, read_shard
 from slime_stages.stage import Stage, say
 from slime_stages.tracking import track
 

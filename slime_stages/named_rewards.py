@@ -14,12 +14,12 @@ from typing import Any
 
 import orjson
 
-from slime_stages.commit import create_file, replace_file
 from slime_stages.config import Config
 from slime_stages.config.sections.reward import Reward
-from slime_stages.digest import sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError, UsageError
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import create_file, replace_file
+from slime_stages.run.digest import sealed, unsealed
+from slime_stages.run.rundir import RunDir
 
 OWN = "reward"
 """The stage of the run's own rewards."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_stages.counters import PrefixCacheInfo, SpecInfo
-from slime_stages.weight_spans import SPANS_KEY, spans_with, versions_told
+from slime_stages.data.counters import PrefixCacheInfo, SpecInfo
+from slime_stages.data.weight_spans import SPANS_KEY, spans_with, versions_told
 
 
 class Status(StrEnum):

@@ -15,14 +15,14 @@ from typing import Any
 
 import orjson
 
-from slime_stages.claims import end_claimed
-from slime_stages.commit import is_listed, remove_leftovers, retryable_full_disk, temporary_name
 from slime_stages.config import Config
 from slime_stages.config.frozen import read_frozen
 from slime_stages.errors import DataError, MissingInputError, SlimeStagesError
-from slime_stages.manifest import Manifest, check_data, check_size, commit_data, commit_manifest, now, read_manifest
-from slime_stages.plan import Plan, read_plan
-from slime_stages.rundir import RunDir, program_of
+from slime_stages.run.claims import end_claimed
+from slime_stages.run.commit import is_listed, remove_leftovers, retryable_full_disk, temporary_name
+from slime_stages.run.manifest import Manifest, check_data, check_size, commit_data, commit_manifest, now, read_manifest
+from slime_stages.run.plan import Plan, read_plan
+from slime_stages.run.rundir import RunDir, program_of
 
 SECTIONS_READ = {
     "rollout": ("rollout", "plugins"),

@@ -12,8 +12,8 @@ from typing import Any
 
 from slime_stages.config import Config
 from slime_stages.config.sections.tracking import Tracking
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import say
 
 PROJECT = "slime-stages"

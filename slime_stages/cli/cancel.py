@@ -22,7 +22,7 @@ def command(stage: Stage = None, run: RunFolder = None, iteration: Iteration = N
     What is committed stays, and so does what a job has finished of its work: `slime-stages iter` goes on from there.
     """
     from slime_stages.launch.cancel import cancel
-    from slime_stages.rundir import find_run, program_of
+    from slime_stages.run.rundir import find_run, program_of
 
     if stage is not None and program_of(stage) not in STAGES:
         raise UsageError(f"there is no stage {stage}", hint=f"one of {', '.join(STAGES)}")

@@ -19,7 +19,7 @@ from slime_stages.errors import DataError, RetryableError, UsageError
 if TYPE_CHECKING:
     from slime_stages.launch.chain import Advance
     from slime_stages.launch.chain_state import Chain
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.rundir import RunDir
     from slime_stages.stage import StageCall
 
 POLL_SECONDS = 20.0
@@ -84,7 +84,7 @@ def submit_calls(calls: Sequence[StageCall], *, sbatch: Path, overrides: Mapping
     """Submit stage calls, those of one stage of an iteration as one array; their job ids go to stdout."""
     from slime_stages.launch.single import submit_alone
     from slime_stages.launch.start_run import check_plugins_of
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.rundir import RunDir
 
     for root in dict.fromkeys(call.run for call in calls):
         check_plugins_of(RunDir(root))
@@ -159,7 +159,7 @@ def command(run: RunFolder = None, drive_it: Drive = False, by_job: ByJob = Fals
     """Submit whatever a run's chain of jobs needs next; its jobs call this themselves."""
     from slime_stages.launch.chain import advance
     from slime_stages.launch.chain_state import read_chain
-    from slime_stages.rundir import find_run
+    from slime_stages.run.rundir import find_run
 
     run_dir = find_run(run)
     if read_chain(run_dir) is None:

@@ -27,7 +27,7 @@ def command(ctx: typer.Context, run: RunFolder = None, config: ConfigFile = None
         )
     from slime_stages.config.describe import describe, frozen_sources
     from slime_stages.config.frozen import read_frozen
-    from slime_stages.rundir import find_run
+    from slime_stages.run.rundir import find_run
 
     path = find_run(run).config_path
     frozen = read_frozen(path)

@@ -105,7 +105,7 @@ def _to_huggingface(
 
 def _template_of_run(checkpoint: Path) -> Path:
     """The model that the run began with, whose checkpoint this is."""
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.rundir import RunDir
 
     for folder in checkpoint.parents:
         if (template := RunDir(folder).weights_path(0)).is_dir():

@@ -10,7 +10,7 @@ from slime_stages.progress import make_bar
 
 if TYPE_CHECKING:
     from slime_stages.launch.iterate import Event
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.rundir import RunDir
 
 
 class LoopDisplay:

@@ -13,8 +13,8 @@ from slime_stages.cli.slurm_options import slurm_options, takes_slurm_options
 from slime_stages.errors import MissingInputError, UsageError
 
 if TYPE_CHECKING:
-    from slime_stages.plan import Plan
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.plan import Plan
+    from slime_stages.run.rundir import RunDir
     from slime_stages.stage import StageCall
 
 Version = Annotated[
@@ -47,7 +47,7 @@ def command(
     from slime_stages.launch.plans import ensure_eval_plan
     from slime_stages.launch.start_run import mend_run
     from slime_stages.launch.states import first_incomplete
-    from slime_stages.rundir import find_run
+    from slime_stages.run.rundir import find_run
 
     overrides = slurm_options(ctx)
     if overrides and not submit:

@@ -21,8 +21,8 @@ def command(sample: SampleName, run: RunFolder = None, iteration: Iteration = No
     from slime_stages.cli.sample_text import RULE, say
     from slime_stages.cli.show import named_samples
     from slime_stages.cli.tables import make_console
-    from slime_stages.provenance import links_of
-    from slime_stages.rundir import find_run
+    from slime_stages.reading.provenance import links_of
+    from slime_stages.run.rundir import find_run
 
     run_dir, console = find_run(run), make_console()
     for position, item in enumerate(named_samples(run_dir, sample, iteration, split or "train")):

@@ -20,7 +20,7 @@ def command(ctx: typer.Context, run: NewRun, config: ConfigFile = None) -> None:
     """
     resolved = resolve_from(ctx, config)
     from slime_stages.launch.start_run import change_config, start_run
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.rundir import RunDir
 
     run_dir = RunDir(run.absolute())
     if run_dir.recover():

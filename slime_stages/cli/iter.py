@@ -14,7 +14,7 @@ from slime_stages.cli.slurm_options import slurm_options, takes_slurm_options
 from slime_stages.errors import UsageError
 
 if TYPE_CHECKING:
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.rundir import RunDir
 
 Count = Annotated[
     int, typer.Option("--n", metavar="N", min=0, help="Iterations to add; 0 reads all there are and mends them.")
@@ -134,7 +134,7 @@ def ready_run(ctx: typer.Context, run: Path | None, config: Path | None, *, chan
         mend_run,
         start_run,
     )
-    from slime_stages.rundir import RunDir, find_run
+    from slime_stages.run.rundir import RunDir, find_run
     from slime_stages.stage import read_config
 
     given = config is not None or bool(collect(ctx))

@@ -52,7 +52,7 @@ def command(
     The log goes to stdout; which file it is, and of what, to stderr.
     """
     from slime_stages.launch.job_logs import Wanted, find_log, is_over
-    from slime_stages.rundir import find_run
+    from slime_stages.run.rundir import find_run
 
     run_dir = find_run(run)
     wanted = Wanted(stage=stage, iteration=iteration, shard=shard, split=split, attempt=attempt)

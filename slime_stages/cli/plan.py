@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from slime_stages.launch.chain_state import Chain
     from slime_stages.launch.job_graph import JobKey
     from slime_stages.launch.preview import JobPreview, Preview
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.rundir import RunDir
 
 SHOWN = 3
 """Iterations whose jobs are listed without `--all`; the others are alike."""
@@ -46,7 +46,7 @@ def command(
     Nothing is written and nothing is submitted.
     """
     from slime_stages.launch.iterate import iterations_to_run
-    from slime_stages.rundir import find_run
+    from slime_stages.run.rundir import find_run
 
     run_dir = find_run(run)
     iterations = iterations_to_run(run_dir, n)

@@ -35,8 +35,8 @@ def command(sql: Sql = None, run: RunFolder = None, kind: Format = "table", outp
 
     Without SQL it lists these views.
     """
-    from slime_stages.rundir import find_run
-    from slime_stages.sql import connect, errors_told, run_query
+    from slime_stages.reading.sql import connect, errors_told, run_query
+    from slime_stages.run.rundir import find_run
 
     if output is not None and kind == "table":
         raise UsageError("--output is for csv, json and parquet", hint=f"--format csv --output {output}")
@@ -62,7 +62,7 @@ def write_rows(rows: RecordBatchReader, kind: str, output: Path | None) -> None:
 
 def print_views(connection: DuckDBPyConnection) -> None:
     from slime_stages.cli.tables import make_console, print_table
-    from slime_stages.sql import VIEWS, run_query
+    from slime_stages.reading.sql import VIEWS, run_query
 
     counts = {view: run_query(connection, f"select count(*) as n from {view}").read_all()["n"][0] for view in VIEWS}
     rows = [{"view": view, "rows": f"{counts[view].as_py():,}", "what": what} for view, what in VIEWS.items()]
@@ -103,7 +103,7 @@ def write_text(rows: RecordBatchReader, kind: str, output: Path | None) -> None:
 
 
 def print_text(rows: RecordBatchReader, kind: str, file: Any) -> None:
-    from slime_stages.sql import json_line
+    from slime_stages.reading.sql import json_line
 
     if kind == "json":
         file.writelines(json_line(row).decode() for row in rows_of(rows))

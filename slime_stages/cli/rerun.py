@@ -40,7 +40,7 @@ def command(
     """
     from slime_stages.launch.rerun import calls_to_rerun, rerun_as_jobs, rerun_here
     from slime_stages.launch.start_run import mend_run
-    from slime_stages.rundir import find_run
+    from slime_stages.run.rundir import find_run
 
     run_dir = find_run(run)
     calls = calls_to_rerun(run_dir, stage, iteration, shard, split or "train")

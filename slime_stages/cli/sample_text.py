@@ -13,7 +13,7 @@ from slime_stages.cli.tables import make_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from slime_stages.lookup import SampleRecord
+    from slime_stages.reading.lookup import SampleRecord
 
 RULE = "─" * 80
 

@@ -29,7 +29,7 @@ def command(
 
     For runs with `serving_mode = service`: rollouts send their requests here, and sync loads what it publishes.
     """
-    from slime_stages.rundir import find_run
+    from slime_stages.run.rundir import find_run
 
     run_dir, overrides = find_run(run), slurm_options(ctx)
     if submit or executor == "slurm":

@@ -11,10 +11,10 @@ from slime_stages.cli.options import RunFolder
 from slime_stages.errors import MissingInputError, UsageError
 
 if TYPE_CHECKING:
-    from slime_stages.lookup import Found
-    from slime_stages.plan import Plan
-    from slime_stages.reward_comparison import Comparison
-    from slime_stages.rundir import RunDir
+    from slime_stages.reading.lookup import Found
+    from slime_stages.reading.reward_comparison import Comparison
+    from slime_stages.run.plan import Plan
+    from slime_stages.run.rundir import RunDir
 
 STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
 REWARD_STATUSES = ("scored", "given", "skipped", "timeout", "oom", "error")
@@ -56,8 +56,8 @@ def command(
     more than one kind.
     """
     from slime_stages.cli.sample_text import print_samples
-    from slime_stages.lookup import read_records
-    from slime_stages.rundir import find_run
+    from slime_stages.reading.lookup import read_records
+    from slime_stages.run.rundir import find_run
 
     status, reward_status = checked_statuses(status, reward_status)
     if sample is not None and (shard is not None or status or reward_status or best is not None):
@@ -77,9 +77,9 @@ def command(
 def print_comparisons(run: RunDir, plan: Plan, shard: int | None) -> None:
     """A line for each reward of another name; nothing if there is none."""
     from slime_stages.cli.tables import make_console, print_table
-    from slime_stages.lookup import committed_shards
     from slime_stages.named_rewards import read_settings, settings_text
-    from slime_stages.reward_comparison import comparisons
+    from slime_stages.reading.lookup import committed_shards
+    from slime_stages.reading.reward_comparison import comparisons
 
     rows = [
         comparison_row(each) | {"scored with": settings_text(read_settings(run, each.name))}
@@ -119,7 +119,7 @@ def checked_statuses(status: str | None, reward_status: str | None) -> tuple[str
 
 def named_samples(run: RunDir, name: str, iteration: int | None, split: str) -> list[Found]:
     """The sample of an address; every sample of an index, more than one where a prompt fanned out."""
-    from slime_stages.lookup import parse_sample, plan_of, sample_at, samples_with_index
+    from slime_stages.reading.lookup import parse_sample, plan_of, sample_at, samples_with_index
 
     place = parse_sample(name)
     if isinstance(place, tuple):
@@ -142,7 +142,7 @@ def named_samples(run: RunDir, name: str, iteration: int | None, split: str) -> 
 
 def plans_to_search(run: RunDir, iteration: int | None, split: str) -> list[Plan]:
     """Indices count over the whole run; over each evaluation anew, so that the newest one is meant."""
-    from slime_stages.lookup import newest_plan, plan_of, plans_with_rollouts
+    from slime_stages.reading.lookup import newest_plan, plan_of, plans_with_rollouts
 
     if iteration is not None:
         return [plan_of(run, iteration, split)]
@@ -159,7 +159,7 @@ def chosen_samples(
     best: bool | None,
 ) -> list[Found]:
     """The samples of one iteration that are asked for, in the order asked for."""
-    from slime_stages.lookup import newest_plan, plan_of, samples_of_plan
+    from slime_stages.reading.lookup import newest_plan, plan_of, samples_of_plan
 
     plan = newest_plan(run, split) if iteration is None else plan_of(run, iteration, split)
     everything = list(samples_of_plan(run, plan, shard))

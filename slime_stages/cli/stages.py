@@ -24,8 +24,8 @@ from slime_stages.cli.slurm_options import slurm_options, takes_slurm_options
 from slime_stages.errors import DataError, MissingInputError, UsageError
 
 if TYPE_CHECKING:
-    from slime_stages.plan import Plan
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.plan import Plan
+    from slime_stages.run.rundir import RunDir
     from slime_stages.stage import StageCall
 
 Iteration = Annotated[
@@ -143,7 +143,7 @@ def by_settings(ctx: typer.Context, wanted: Iterator[StageCall], name: str | Non
 def training_on(wanted: Iterable[StageCall], rewards: str) -> Iterator[StageCall]:
     """The calls of `train`, once their iterations read the rewards of this name."""
     from slime_stages.launch.rescore import train_on
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.rundir import RunDir
 
     for call in wanted:
         train_on(RunDir(call.run), call.iteration, rewards)
@@ -152,8 +152,8 @@ def training_on(wanted: Iterable[StageCall], rewards: str) -> Iterator[StageCall
 
 def training_with(wanted: Iterable[StageCall], names: Collection[str]) -> Iterator[StageCall]:
     """The calls of `train`, once their iterations accept what these checks refuse."""
-    from slime_stages.acceptance import accept
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.acceptance import accept
+    from slime_stages.run.rundir import RunDir
 
     for call in wanted:
         accept(RunDir(call.run), call.iteration, names)
@@ -170,9 +170,9 @@ def carry_out(wanted: Iterable[StageCall], ctx: typer.Context, *, submit: bool, 
         return
     if overrides:
         raise UsageError("--slurm-* are for jobs", hint="add --submit, or leave them out")
-    from slime_stages.announce import told_on_the_way
     from slime_stages.drain import install_drain
     from slime_stages.launch.run_stage import run_stage
+    from slime_stages.run.announce import told_on_the_way
     from slime_stages.stage import finish_deferred
 
     install_drain()
@@ -202,9 +202,9 @@ def calls(
     from slime_stages.launch.plans import ensure_eval_plan, ensure_plan
     from slime_stages.launch.start_run import mend_run
     from slime_stages.launch.states import first_incomplete
-    from slime_stages.lookup import newest_plan, plan_of
     from slime_stages.named_rewards import name_of
-    from slime_stages.rundir import find_run
+    from slime_stages.reading.lookup import newest_plan, plan_of
+    from slime_stages.run.rundir import find_run
     from slime_stages.stage import StageCall
 
     if manifests:
@@ -246,8 +246,8 @@ def piped_calls(stage: str, manifests: Iterable[str], *, force: bool) -> Iterato
 
     MissingInputError for none at all: the command before in the pipe has failed.
     """
-    from slime_stages.manifest import read_manifest
-    from slime_stages.rundir import program_of
+    from slime_stages.run.manifest import read_manifest
+    from slime_stages.run.rundir import program_of
     from slime_stages.stage import StageCall
 
     lines = sys.stdin if list(manifests) == ["-"] else manifests
@@ -276,7 +276,7 @@ def piped_calls(stage: str, manifests: Iterable[str], *, force: bool) -> Iterato
 
 def run_of(path: Path) -> RunDir:
     """The run that a manifest lies in."""
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.rundir import RunDir
 
     for folder in path.parents:
         if RunDir(folder).recover():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from slime_stages.launch.overview import IterationOverview
     from slime_stages.launch.run_overview import RunOverview
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.rundir import RunDir
 
 SHOWN = 20
 """Newest iterations, evaluations and problems shown without `--all`."""
@@ -59,7 +59,7 @@ def command(
 ) -> None:
     """Show what is committed, stale, missing or corrupt, what jobs are at it, how it went, and what to type next."""
     from slime_stages.launch.run_overview import run_overview
-    from slime_stages.rundir import find_run
+    from slime_stages.run.rundir import find_run
 
     run_dir = find_run(run)
     if watch is not None:

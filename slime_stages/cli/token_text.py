@@ -14,7 +14,7 @@ from slime_stages.errors import DataError, MissingInputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from slime_stages.decoding import Decoder
+    from slime_stages.data.decoding import Decoder
 
 PROMPT, NOT_TRAINED, NO_LOG_PROB = "dim", "grey50 underline", ""
 BANDS = (
@@ -58,7 +58,7 @@ class ShownToken:
 
 def decoder_of(folder: Path) -> Decoder | None:
     """Ids to text by the tokenizer of a folder; None, and a line on stderr, if it has none that works."""
-    from slime_stages.decoding import load_decoder
+    from slime_stages.data.decoding import load_decoder
     from slime_stages.stage import say
 
     try:

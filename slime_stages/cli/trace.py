@@ -13,8 +13,8 @@ from slime_stages.cli.show import EvalName, Iteration, Shard, named_samples
 from slime_stages.errors import MissingInputError, UsageError
 
 if TYPE_CHECKING:
-    from slime_stages.plan import Plan
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.plan import Plan
+    from slime_stages.run.rundir import RunDir
     from slime_stages.trace.chrome import Track
 
 SampleNames = Annotated[
@@ -35,8 +35,8 @@ def command(
     """Write the spans of an iteration's samples as JSON for chrome://tracing or https://ui.perfetto.dev."""
     import orjson
 
-    from slime_stages.lookup import newest_plan, plan_of
-    from slime_stages.rundir import find_run
+    from slime_stages.reading.lookup import newest_plan, plan_of
+    from slime_stages.run.rundir import find_run
     from slime_stages.trace.chrome import chrome_trace
 
     if samples and shard is not None:
@@ -61,15 +61,15 @@ def command(
 
 
 def tracks_of_shards(run: RunDir, plan: Plan, shard: int | None) -> list[Track]:
-    from slime_stages.lookup import committed_shards
-    from slime_stages.sample_traces import tracks_of
+    from slime_stages.reading.lookup import committed_shards
+    from slime_stages.reading.sample_traces import tracks_of
 
     return tracks_of(run, plan, committed_shards(run, plan, shard), None)
 
 
 def tracks_of_samples(run: RunDir, names: list[str], iteration: int | None, split: str) -> tuple[Plan, list[Track]]:
     """Of samples of one iteration."""
-    from slime_stages.sample_traces import tracks_of
+    from slime_stages.reading.sample_traces import tracks_of
 
     found = [item for name in names for item in named_samples(run, name, None if "/" in name else iteration, split)]
     iterations = sorted({item.plan.iteration for item in found})

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from slime_stages.launch.run_overview import RunOverview
-    from slime_stages.rundir import RunDir
+    from slime_stages.run.rundir import RunDir
 
 TRUST_SECONDS = 300.0
 """How long a past iteration that is complete is not looked at again."""

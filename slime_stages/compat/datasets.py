@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_stages.multimodal import multimodal_inputs
+from slime_stages.data.multimodal import multimodal_inputs
 from slime_stages.prompts.build import PromptCounts, build_prompts
 from slime_stages.prompts.locate import read_rows
 from slime_stages.prompts.order import epoch_order

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from slime_stages.rollout_filters import DynamicFilterOutput
+from slime_stages.generation.filters import DynamicFilterOutput
 
 
 def call_dynamic_filter(fn: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> DynamicFilterOutput:

@@ -17,11 +17,11 @@ from weakref import WeakKeyDictionary
 from slime_stages.compat.http import get_rollout_num_engines, post
 from slime_stages.compat.processing import load_processor, load_tokenizer
 from slime_stages.compat.sample_hooks import apply_rollout_sample_hooks
+from slime_stages.data.multimodal import request_media
 from slime_stages.errors import UsageError
-from slime_stages.multimodal import request_media
+from slime_stages.generation.functions import flat
 from slime_stages.plugins import accepts, load_function
 from slime_stages.rewards.hub import async_rm, batched_async_rm
-from slime_stages.rollout_functions import flat
 from slime_stages.sample import Sample, Status
 from slime_stages.serving.client import read_answer
 from slime_stages.serving.models import get_model_url

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slime_stages.loss_masks import MaskKind, Message, mask_messages
+from slime_stages.data.loss_masks import MaskKind, Message, mask_messages
 
 
 class MultiTurnLossMaskGenerator:

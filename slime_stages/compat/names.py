@@ -28,7 +28,7 @@ _HTTP = _of(
     "post get init_http_client close_http_client get_host_info get_rollout_num_engines is_port_available "
     "find_available_port",
 )
-_FILTERS = _of("slime_stages.rollout_filters", "DynamicFilterOutput") | _of(
+_FILTERS = _of("slime_stages.generation.filters", "DynamicFilterOutput") | _of(
     f"{HERE}.filters", "MetricGatherer call_dynamic_filter should_drop_dynamic_filter_output"
 )
 _METRICS = _of(
@@ -79,15 +79,15 @@ NAMES: dict[str, dict[str, str]] = {
     "observability.metric_utils": _METRICS,
     "observability.trace_utils": _TRACES,
     "observability.logging_utils": _of(f"{HERE}.logging", "configure_logger finish_tracking init_tracking log"),
-    "rollout.base_types": _of("slime_stages.rollout_functions", "RolloutFnTrainOutput RolloutFnEvalOutput")
+    "rollout.base_types": _of("slime_stages.generation.functions", "RolloutFnTrainOutput RolloutFnEvalOutput")
     | _of(f"{HERE}.rollout_loop", "apply_rollout_sample_filter call_rollout_fn")
-    | {"iter_samples": "slime_stages.rollout_functions:flat"},
+    | {"iter_samples": "slime_stages.generation.functions:flat"},
     "rollout.data_source": _of(
         f"{HERE}.data_sources", "DataSource RolloutDataSource RolloutDataSourceWithBuffer pop_first"
     ),
     "rollout.filter_hub.base_types": _FILTERS,
     "rollout.filter_hub.dynamic_sampling_filters": _of(
-        "slime_stages.rollout_filters", "check_reward_nonzero_std check_reward_nonzero_std_with_fallback"
+        "slime_stages.generation.filters", "check_reward_nonzero_std check_reward_nonzero_std_with_fallback"
     ),
     "rollout.fully_async_rollout": {"generate_rollout_fully_async": f"{HERE}.rollout_loop:generate_rollout"},
     "rollout.rm_hub": _GRADERS,
@@ -104,7 +104,7 @@ NAMES: dict[str, dict[str, str]] = {
     | _of(f"{HERE}.grading", "grade_answer_mathd grade_answer_sympy grade_answer_verl")
     | {"extract_answer": f"{GRADERS}.boxed:last_boxed", "extract_boxed_answer": f"{GRADERS}.boxed:last_boxed"},
     "rollout.sample_hooks": _of(f"{HERE}.sample_hooks", "apply_rollout_sample_hooks"),
-    "rollout.sft_rollout": _of("slime_stages.sft_rollout", "generate_rollout"),
+    "rollout.sft_rollout": _of("slime_stages.generation.sft", "generate_rollout"),
     "rollout.sglang_rollout": _GENERATION | _of("slime_stages.rewards.hub", "async_rm batched_async_rm"),
     "rollout.sglang_streaming_rollout": {"generate_streaming": f"{HERE}.generation:generate"},
     "utils.async_utils": _of(f"{HERE}.event_loop", "AsyncLoopThread get_async_loop run"),
@@ -124,7 +124,7 @@ NAMES: dict[str, dict[str, str]] = {
     ),
     "utils.trace_utils": _TRACES,
     "utils.types": _of("slime_stages.sample", "Sample")
-    | _of("slime_stages.counters", "PrefixCacheInfo SpecInfo")
+    | _of("slime_stages.data.counters", "PrefixCacheInfo SpecInfo")
     | {"RolloutBatch": "builtins:dict"},
 }
 """slime's module → its name → ours."""

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from slime_stages.multimodal import png_data_uri
+from slime_stages.data.multimodal import png_data_uri
 from slime_stages.prompts import tokenizer
 
 PIXELS_PER_PATCH = 14

@@ -18,8 +18,8 @@ from slime_stages.compat.filters import MetricGatherer, call_dynamic_filter, sho
 from slime_stages.compat.generation import GenerateState, Group, generate_and_rm
 from slime_stages.compat.http import get, post
 from slime_stages.errors import RetryableError, UsageError
+from slime_stages.generation.functions import RolloutFnEvalOutput, RolloutFnTrainOutput, flat
 from slime_stages.plugins import load_function
-from slime_stages.rollout_functions import RolloutFnEvalOutput, RolloutFnTrainOutput, flat
 from slime_stages.sample import Sample, Status
 from slime_stages.serving.models import get_model_url
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import orjson
 
 from slime_stages.config.model import Config
-from slime_stages.digest import sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError
+from slime_stages.run.digest import sealed, unsealed
 
 
 def frozen_bytes(config: Config) -> bytes:

@@ -139,7 +139,7 @@ FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 
 BUILT_IN = {
     FULLY_ASYNC: None,
-    "slime.rollout.sft_rollout.generate_rollout": "slime_stages.sft_rollout.generate_rollout",
+    "slime.rollout.sft_rollout.generate_rollout": "slime_stages.generation.sft.generate_rollout",
     "slime.rollout.sglang_rollout.generate_rollout": None,
 }
 """slime's own rollout functions, by their names there; None: what the rollout stage does without a function."""

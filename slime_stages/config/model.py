@@ -23,8 +23,8 @@ from slime_stages.config.sections.serving import Serving
 from slime_stages.config.sections.tracking import Tracking
 from slime_stages.config.sections.train import Train
 from slime_stages.config.types import Section
-from slime_stages.digest import digest_json
 from slime_stages.errors import DataError
+from slime_stages.run.digest import digest_json
 
 if TYPE_CHECKING:
     from slime_stages.config.args import Args

@@ -7,7 +7,7 @@ import time
 from slime_stages.errors import UsageError
 from slime_stages.launch.chain_state import stop_chain
 from slime_stages.launch.job_facts import has_scheduler
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import all_attempts
 
 ROUNDS = 3

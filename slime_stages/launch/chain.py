@@ -30,7 +30,7 @@ from slime_stages.launch.job_graph import JobKey, PlannedJob
 from slime_stages.launch.states import first_incomplete
 from slime_stages.launch.survey import Survey, Unit, is_streamed, survey
 from slime_stages.lineage import command
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import CHAIN_STAGE, Attempt, attempts_of, claim_attempt
 from slime_stages.slurm.queue import query, scheduler_limits
 from slime_stages.slurm.submission import Submission

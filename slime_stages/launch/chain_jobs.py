@@ -9,7 +9,7 @@ from slime_stages.launch.chain_state import Chain
 from slime_stages.launch.job_graph import JobKey, PlannedJob, evaluation_jobs, job_graph
 from slime_stages.launch.plans import ensure_plan, evaluates
 from slime_stages.launch.start_run import current_revision
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import read_config
 
 PAST_EVALUATIONS = 2

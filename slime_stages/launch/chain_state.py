@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from slime_stages.commit import replace_file
-from slime_stages.digest import sealed, unsealed
 from slime_stages.errors import DataError
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import replace_file
+from slime_stages.run.digest import sealed, unsealed
+from slime_stages.run.rundir import RunDir
 
 if TYPE_CHECKING:
     from slime_stages.slurm.header import Header

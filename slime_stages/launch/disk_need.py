@@ -12,8 +12,8 @@ import orjson
 
 from slime_stages.config import Config
 from slime_stages.errors import SlimeStagesError
-from slime_stages.manifest import Manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import Manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.weights.checkpoints import complete_iterations, critic_checkpoints, iteration_folder
 from slime_stages.weights.publish import published_versions
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from slime_stages.launch.chain_state import Chain, chain_header
 from slime_stages.launch.memory_sizes import memory_sizes
 from slime_stages.lineage import shard_manifest_path
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.queue import JobInfo
 from slime_stages.slurm.requeue import progress_of
 from slime_stages.slurm.verdicts import TaskRun

@@ -26,8 +26,8 @@ from slime_stages.launch.states import (
 from slime_stages.launch.streams import Streams
 from slime_stages.launch.warm import WarmEngine
 from slime_stages.lineage import command, shard_manifest_path
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall, read_config, say
 from slime_stages.weights.checkpoints import critic_checkpoints, has_weights, iteration_folder, prune_checkpoints
 from slime_stages.weights.outputs import is_past_repair

@@ -12,8 +12,8 @@ from slime_stages.launch.run_overview import RunOverview
 from slime_stages.launch.states import CallState, iteration_states
 from slime_stages.launch.waits import wall_seconds
 from slime_stages.lineage import command
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import read_run_plan
 
 ACCOUNT = ("issued", "taken", "kept", "dropped", "carried")
@@ -139,8 +139,8 @@ def without_account(counts: Mapping[str, int]) -> dict[str, int]:
 
 def trained_samples(run: RunDir, iteration: int) -> dict[str, int]:
     """Samples of `train/samples.parquet` that were used, and the others by why not."""
-    from slime_stages.schema import TRAIN
-    from slime_stages.shards import read_shard
+    from slime_stages.data.schema import TRAIN
+    from slime_stages.data.shards import read_shard
 
     try:
         table = read_shard(run.train_samples_path(iteration), TRAIN, ["used", "drop_reason"])

@@ -18,7 +18,7 @@ from slime_stages.errors import SlimeStagesError
 from slime_stages.launch.chain_state import Chain, read_chain
 from slime_stages.launch.overview import IterationOverview, OpenOutput, StageOverview, TaskFact
 from slime_stages.lineage import manifests_kept
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import Attempt, attempts_of, read_end, streams_over
 from slime_stages.slurm.liveness import is_live
 from slime_stages.stage import read_config, read_run_plan

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from slime_stages.errors import SlimeStagesError
 from slime_stages.launch.plans import eval_shard_count, evaluates
 from slime_stages.launch.start_run import current_revision
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import read_config, read_run_plan
 
 

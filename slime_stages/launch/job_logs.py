@@ -10,7 +10,7 @@ from slime_stages.errors import MissingInputError, UsageError
 from slime_stages.launch.job_facts import GOING_ON, ask_scheduler
 from slime_stages.launch.overview import TaskFact
 from slime_stages.launch.run_overview import run_overview
-from slime_stages.rundir import RunDir, program_of
+from slime_stages.run.rundir import RunDir, program_of
 from slime_stages.slurm.jobs import CHAIN_STAGE, Attempt, all_attempts, read_attempt, read_end
 from slime_stages.stage import StageCall
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from slime_stages.config import Config
 from slime_stages.errors import SlimeStagesError
 from slime_stages.lineage import committed
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 
 
 def memory_sizes(run: RunDir, plan: Plan, config: Config, stage: str) -> dict[str, int]:

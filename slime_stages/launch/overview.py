@@ -14,8 +14,8 @@ from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.launch.states import CallState, iteration_states
 from slime_stages.launch.waits import longest_waits, run_times
 from slime_stages.lineage import command
-from slime_stages.manifest import Manifest, read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import Manifest, read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import read_run_plan
 
 STAGES = ("rollout", "reward", "train", "sync")

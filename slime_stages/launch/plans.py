@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
-from slime_stages.commit import replace_file
 from slime_stages.config import Config
 from slime_stages.config.eval_dataset import resolved_dataset
 from slime_stages.errors import DataError, MissingInputError, SlimeStagesError, UsageError
 from slime_stages.launch.prompt_tables import prompts_record
 from slime_stages.launch.start_run import current_revision
-from slime_stages.manifest import Manifest, read_manifest
-from slime_stages.plan import Plan, freeze_plan, plan_shards
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import replace_file
+from slime_stages.run.manifest import Manifest, read_manifest
+from slime_stages.run.plan import Plan, freeze_plan, plan_shards
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import read_config, read_run_plan, say
 from slime_stages.weights.publish import published_versions
 

@@ -14,8 +14,8 @@ from slime_stages.launch.disk_need import DiskNeed, disk_need
 from slime_stages.launch.job_graph import JobKey, PlannedJob, job_graph
 from slime_stages.launch.start_run import current_revision
 from slime_stages.launch.states import CallState, iteration_states
-from slime_stages.manifest import Manifest, read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import Manifest, read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.header import Header
 from slime_stages.slurm.jobs import Attempt, attempts_of, stage_folder
 from slime_stages.slurm.names import split_shards

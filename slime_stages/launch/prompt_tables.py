@@ -10,21 +10,21 @@ from typing import Any
 
 import orjson
 
-from slime_stages.commit import fsync_path, replace_file, written_file
 from slime_stages.config import Config
 from slime_stages.config.checks import complaints
 from slime_stages.config.eval_dataset import EvalDataset, resolved_datasets
 from slime_stages.config.frozen import read_frozen
-from slime_stages.content import content_digest
-from slime_stages.digest import sealed, unsealed
+from slime_stages.data.content import content_digest
 from slime_stages.errors import DataError, MissingInputError, UsageError
-from slime_stages.plan import Plan, read_plan
 from slime_stages.prompts.build import PromptCounts, build_prompts
 from slime_stages.prompts.media import IMAGE
 from slime_stages.prompts.settings import PromptSettings
 from slime_stages.prompts.source import SCHEMAS, VERL_IMAGES
 from slime_stages.prompts.table import table_schema, write_prompt_table
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import fsync_path, replace_file, written_file
+from slime_stages.run.digest import sealed, unsealed
+from slime_stages.run.plan import Plan, read_plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import say
 
 OWN_KEYS = (

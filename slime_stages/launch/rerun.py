@@ -14,8 +14,8 @@ from slime_stages.launch.local import LocalExecutor
 from slime_stages.launch.overview import evaluation_names
 from slime_stages.launch.states import calls_of, state_of
 from slime_stages.lineage import shard_manifest_path
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall, read_config, read_run_plan, say, supersede
 from slime_stages.weights.outputs import is_past_repair
 

@@ -10,7 +10,7 @@ from slime_stages.errors import UsageError
 from slime_stages.launch.start_run import check_plugins, current_revision
 from slime_stages.lineage import committed
 from slime_stages.named_rewards import OWN_NAME, choose_reward, freeze_settings, name_of, stage_of, with_settings
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall, read_config, read_run_plan
 
 

@@ -12,7 +12,7 @@ from slime_stages.launch.chain_state import read_chain
 from slime_stages.launch.job_facts import RunJobs, with_jobs
 from slime_stages.launch.overview import STAGES, IterationOverview, Problem, TaskFact, evaluation_names
 from slime_stages.launch.summaries import Summaries
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 
 BEGUN = frozenset(("plan.json", *STAGES))
 """What the folder of an iteration holds; one that only holds evaluations is none."""

@@ -14,7 +14,7 @@ from slime_stages.drain import Drained, drain_reason, install_drain
 from slime_stages.errors import DataError, MissingInputError, RetryableError, SlimeStagesError, UsageError
 from slime_stages.lineage import command
 from slime_stages.plugins import load_function
-from slime_stages.rundir import RunDir, program_of
+from slime_stages.run.rundir import RunDir, program_of
 from slime_stages.stage import StageCall
 
 PROGRAMS = {

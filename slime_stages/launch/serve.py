@@ -14,7 +14,7 @@ from pathlib import Path
 from slime_stages.drain import Drained
 from slime_stages.errors import InternalError, MissingInputError, RetryableError, SlimeStagesError
 from slime_stages.launch.start_run import current_revision
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.devices import visible_devices
 from slime_stages.serving.fleet import Fleet
 from slime_stages.serving.layout import layout_of

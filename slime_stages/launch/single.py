@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slime_stages.errors import RetryableError
 from slime_stages.lineage import shard_manifest_path
-from slime_stages.rundir import RunDir, program_of
+from slime_stages.run.rundir import RunDir, program_of
 from slime_stages.slurm.header import read_header, with_overrides
 from slime_stages.slurm.jobs import Attempt, attempts_of, claim_attempt
 from slime_stages.slurm.queue import scheduler_limits

@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from slime_stages.commit import create_file, replace_file
 from slime_stages.config import Config, diff
 from slime_stages.config.frozen import frozen_bytes, read_frozen
 from slime_stages.config.hooks import check_hooks
-from slime_stages.digest import digest_file
 from slime_stages.errors import DataError, MissingInputError, UsageError
 from slime_stages.launch.prompt_tables import mend_prompts, plans_of, reads_other_prompts, with_rollout_count
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import create_file, replace_file
+from slime_stages.run.digest import digest_file
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import read_config, say
 from slime_stages.weights.folders import remove_folder
 from slime_stages.weights.publish import check_hf_folder, check_weights, publish_link

@@ -16,8 +16,8 @@ from slime_stages.lineage import (
     sync_inputs,
     train_inputs,
 )
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall, State, checked, config_digest, output_state, read_config, read_run_plan
 from slime_stages.weights.outputs import check_outputs
 

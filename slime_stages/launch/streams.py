@@ -14,7 +14,7 @@ import orjson
 
 from slime_stages.errors import InternalError, SlimeStagesError
 from slime_stages.launch.run_stage import PASSIVE_WAIT, StageResult
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall
 
 POLL_SECONDS = 0.2

@@ -22,13 +22,13 @@ from typing import Any, TypeVar
 import orjson
 
 from slime_stages import __version__
-from slime_stages.commit import temporary_name
-from slime_stages.digest import digest_bytes, sealed, unsealed
 from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.launch.overview import IterationOverview, OpenOutput, Problem, StageOverview, iteration_overview
 from slime_stages.lineage import Kept, manifests_kept
-from slime_stages.manifest import Manifest, read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import temporary_name
+from slime_stages.run.digest import digest_bytes, sealed, unsealed
+from slime_stages.run.manifest import Manifest, read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import SECTIONS_READ, StageCall, config_digest, read_config, read_run_plan
 
 SUMMARY_VERSION = 1

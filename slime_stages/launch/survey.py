@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slime_stages.commit import wait_for_file
 from slime_stages.config import Config
 from slime_stages.errors import MissingInputError
 from slime_stages.launch.chain_state import Chain
@@ -17,8 +16,9 @@ from slime_stages.launch.job_graph import JobKey, PlannedJob
 from slime_stages.launch.plans import ensure_eval_plan, ensure_plan
 from slime_stages.launch.states import state_of
 from slime_stages.lineage import shard_manifest_path
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import wait_for_file
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import Attempt, attempts_of, read_end, streams_over
 from slime_stages.slurm.liveness import claimer_lives, is_live
 from slime_stages.slurm.queue import JobInfo, Queue, query

@@ -8,9 +8,9 @@ from datetime import datetime
 
 from slime_stages.errors import SlimeStagesError
 from slime_stages.lineage import committed_at
-from slime_stages.manifest import Manifest
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import Manifest
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import attempts_of
 
 BEFORE = {"reward": "rollout", "train": "reward", "sync": "train"}

@@ -9,7 +9,7 @@ from typing import Self
 from slime_stages.config.hooks import uses_engines
 from slime_stages.errors import SlimeStagesError
 from slime_stages.launch.start_run import current_revision
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.devices import visible_devices
 from slime_stages.serving.fleet import Fleet
 from slime_stages.serving.layout import layout_of

@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from slime_stages.digest import digest_bytes, digest_json
 from slime_stages.errors import DataError, UsageError
 from slime_stages.prompts.files import SourceRow
 from slime_stages.prompts.locate import read_rows
@@ -19,6 +18,7 @@ from slime_stages.prompts.settings import PromptSettings
 from slime_stages.prompts.source import Messages, SourcePrompt, has_verl_images, read_prompt
 from slime_stages.prompts.table import PromptRow
 from slime_stages.prompts.tokenizer import load_processor, load_tokenizer, media_ids, text_ids
+from slime_stages.run.digest import digest_bytes, digest_json
 
 TOKENIZED_TEXTS = 4096
 """Texts given to the tokenizer at once, so that it uses its threads."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlparse
 
+from slime_stages.data.multimodal import open_image
 from slime_stages.errors import DataError
-from slime_stages.multimodal import open_image
 from slime_stages.prompts.files import SourceRow
 from slime_stages.prompts.source import MISSING, Messages, lookup, shorten
 

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from slime_stages.commit import fsync_path, written_file
+from slime_stages.data.multimodal import multimodal_inputs
+from slime_stages.data.payload import dump_json
+from slime_stages.data.schema import MEDIA_PROMPTS, PROMPTS, ShardSchema
+from slime_stages.data.shards import KIND, ShardWriter, check_table, open_shard
 from slime_stages.errors import DataError
-from slime_stages.multimodal import multimodal_inputs
-from slime_stages.payload import dump_json
 from slime_stages.prompts.parts import in_parts
-from slime_stages.schema import MEDIA_PROMPTS, PROMPTS, ShardSchema
-from slime_stages.shards import KIND, ShardWriter, check_table, open_shard
+from slime_stages.run.commit import fsync_path, written_file
 
 WRITTEN_ROWS = 8192
 WRITTEN_MEDIA_BYTES = 1 << 26

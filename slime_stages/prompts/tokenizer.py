@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slime_stages.data.multimodal import open_image
 from slime_stages.errors import DataError, MissingInputError, UsageError
-from slime_stages.multimodal import open_image
 
 
 def load_tokenizer(folder: Path) -> Any:

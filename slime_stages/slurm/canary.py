@@ -18,7 +18,7 @@ from pathlib import Path
 
 import orjson
 
-from slime_stages.commit import replace_file
+from slime_stages.run.commit import replace_file
 from slime_stages.slurm.commands import Answer, call_scheduler
 from slime_stages.slurm.environment import offline_lines, submission_environment
 from slime_stages.slurm.header import Header

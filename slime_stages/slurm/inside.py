@@ -16,12 +16,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from slime_stages.announce import told_on_the_way
-from slime_stages.commit import wait_for_file
 from slime_stages.drain import Drained, install_drain, uninterrupted
 from slime_stages.errors import SlimeStagesError
 from slime_stages.plugins import load_function
-from slime_stages.rundir import RunDir
+from slime_stages.run.announce import told_on_the_way
+from slime_stages.run.commit import wait_for_file
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.environment import OFFLINE
 from slime_stages.slurm.jobs import CHAIN_STAGE, Attempt, TaskEnd, attempts_of, read_attempt, read_end, write_end
 from slime_stages.slurm.limits import task_id

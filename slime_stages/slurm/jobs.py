@@ -22,10 +22,10 @@ from typing import Any
 
 import orjson
 
-from slime_stages.commit import fsync_path, replace_file
-from slime_stages.digest import sealed, unsealed
 from slime_stages.errors import DataError
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import fsync_path, replace_file
+from slime_stages.run.digest import sealed, unsealed
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall
 
 CHAIN_STAGE = "chain"

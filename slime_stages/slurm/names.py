@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import Attempt, shard_ranges
 
 SIGNAL_SECONDS = 120

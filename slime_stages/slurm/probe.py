@@ -11,8 +11,8 @@ from pathlib import Path
 
 import orjson
 
-from slime_stages.commit import replace_file
 from slime_stages.errors import SlimeStagesError
+from slime_stages.run.commit import replace_file
 from slime_stages.slurm.commands import call_scheduler
 from slime_stages.slurm.environment import submission_environment
 from slime_stages.slurm.machine import collect_facts

@@ -11,7 +11,7 @@ from math import inf
 from slime_stages.drain import SIGNALS, drain_reason, made_progress
 from slime_stages.errors import SlimeStagesError
 from slime_stages.lineage import journal_of, shard_manifest_path
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.commands import call_scheduler
 from slime_stages.slurm.limits import ask_squeue, job_end_time, task_id
 from slime_stages.stage import StageCall, read_config, read_run_plan, say

@@ -16,7 +16,7 @@ import submitit
 
 from slime_stages.errors import UsageError
 from slime_stages.named_rewards import name_of
-from slime_stages.rundir import program_of
+from slime_stages.run.rundir import program_of
 from slime_stages.slurm.environment import offline_lines
 from slime_stages.slurm.header import COMMANDS
 from slime_stages.slurm.names import comment_of, job_name

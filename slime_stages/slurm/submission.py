@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.header import Header
 from slime_stages.slurm.jobs import Attempt
 from slime_stages.slurm.names import SIGNAL_SECONDS

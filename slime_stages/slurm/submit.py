@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slime_stages.errors import InternalError, RetryableError, SlimeStagesError, UsageError
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.commands import (
     CONTROLLER_AWAY,
     Answer,

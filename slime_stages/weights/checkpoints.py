@@ -11,9 +11,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from slime_stages.commit import replace_file
-from slime_stages.digest import digest_file, sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError
+from slime_stages.run.commit import replace_file
+from slime_stages.run.digest import digest_file, sealed, unsealed
 from slime_stages.weights.folders import kept_numbers, numbered_folders, remove_dead_folders, remove_folder
 
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_stages.commit import fsync_path
 from slime_stages.errors import UsageError
 from slime_stages.progress import Progress
+from slime_stages.run.commit import fsync_path
 from slime_stages.weights.export import ExportReport, export_hf
 from slime_stages.weights.folders import fsync_folder
 from slime_stages.weights.publish import unpublished_folder

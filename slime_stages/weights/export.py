@@ -15,8 +15,8 @@ import orjson
 import torch
 from torch import Tensor
 
-from slime_stages.digest import digest_file
 from slime_stages.errors import DataError, UsageError
+from slime_stages.run.digest import digest_file
 from slime_stages.weights.hf_folder import INDEX, SINGLE_FILE, check_hf_folder, other_files
 from slime_stages.weights.mapping.layout import WeightLayout, read_huggingface_config, weight_layout
 from slime_stages.weights.mapping.reader import HuggingFaceReader

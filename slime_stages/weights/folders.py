@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from slime_stages.commit import TEMPORARY_PREFIX, discard_folder, fsync_path, temporary_folder_name
+from slime_stages.run.commit import TEMPORARY_PREFIX, discard_folder, fsync_path, temporary_folder_name
 
 IDLE_SECONDS = 3600.0
 """A temporary folder of another host, whose processes we cannot see, counts as dead after so long without a change."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from slime_stages.errors import DataError, MissingInputError
-from slime_stages.manifest import Manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import Manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.weights.checkpoints import (
     CRITIC_CONTENT,
     OPTIMIZER,

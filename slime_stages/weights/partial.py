@@ -18,10 +18,10 @@ from pathlib import Path
 
 import orjson
 
-from slime_stages.commit import replace_file
-from slime_stages.digest import digest_bytes, sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError, SlimeStagesError
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import replace_file
+from slime_stages.run.digest import digest_bytes, sealed, unsealed
+from slime_stages.run.rundir import RunDir
 from slime_stages.weights.checkpoints import critic_checkpoints, iteration_folder
 from slime_stages.weights.folders import numbered_folders, remove_folder
 

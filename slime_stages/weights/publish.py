@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from slime_stages.commit import discard_folder, fsync_path
-from slime_stages.digest import digest_file
 from slime_stages.errors import DataError, MissingInputError
+from slime_stages.run.commit import discard_folder, fsync_path
+from slime_stages.run.digest import digest_file
 from slime_stages.weights.folders import (
     fsync_folder,
     kept_numbers,

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from slime_stages.digest import digest_json, sealed, unsealed
 from slime_stages.errors import DataError, MissingInputError
+from slime_stages.run.digest import digest_json, sealed, unsealed
 
 RECORD = "weights.json"
 

@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from slime_stages.content import content_digest
+from slime_stages.data.content import content_digest
+from slime_stages.data.payload import dump_json
+from slime_stages.data.sample_table import samples_of
+from slime_stages.data.schema import REWARD, ROLLOUT
+from slime_stages.data.shards import ShardWriter, read_batches, read_shard
 from slime_stages.drain import uninterrupted
 from slime_stages.errors import SlimeStagesError
 from slime_stages.lineage import command, committed, reward_inputs, shard_manifest_path
-from slime_stages.manifest import check_data, data_path
 from slime_stages.metrics import report_scored
 from slime_stages.named_rewards import OWN, config_of
-from slime_stages.payload import dump_json
 from slime_stages.rewards.scoring import Identity, Score, number, score
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import check_data, data_path
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
-from slime_stages.sample_table import samples_of
-from slime_stages.schema import REWARD, ROLLOUT
-from slime_stages.shards import ShardWriter, read_batches, read_shard
 from slime_stages.stage import Stage, StageCall, open_stage, read_config, read_run_plan
 
 TOKEN_COLUMNS = (

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_stages.config import Config
-from slime_stages.decoding import load_decoder
+from slime_stages.data.decoding import load_decoder
 from slime_stages.errors import SlimeStagesError
+from slime_stages.generation.sampling import generate_path_of
 from slime_stages.plugins import load_function
 from slime_stages.rewards.scoring import Scorer
 from slime_stages.sample import Sample
-from slime_stages.sampling import generate_path_of
 from slime_stages.serving.models import set_addresses
 from slime_stages.serving.served import Served
 from slime_stages.slurm.limits import job_end_time

@@ -15,7 +15,7 @@ from typing import Any
 
 from slime_stages.config.hooks import uses_engines
 from slime_stages.errors import DataError, UsageError
-from slime_stages.rollout_functions import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, checked_groups, flat
+from slime_stages.generation.functions import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, checked_groups, flat
 from slime_stages.sample import Status
 from slime_stages.serving.models import set_addresses
 from slime_stages.stage import Stage, say

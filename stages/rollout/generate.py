@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slime_stages.decoding import Decoder
+from slime_stages.data.decoding import Decoder
+from slime_stages.data.multimodal import request_media
+from slime_stages.data.weight_spans import SPANS_KEY
 from slime_stages.errors import SlimeStagesError, UsageError
-from slime_stages.multimodal import request_media
 from slime_stages.plugins import accepts
 from slime_stages.sample import Sample, Status
 from slime_stages.stage import Stage
 from slime_stages.trace.handles import bind_trace, share_trace
 from slime_stages.trace.spans import build_sglang_meta_trace_attrs, trace_span
-from slime_stages.weight_spans import SPANS_KEY
 from stages.rollout.selection import UNFINISHED
 
 if TYPE_CHECKING:

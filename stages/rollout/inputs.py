@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from slime_stages.announce import announce
 from slime_stages.errors import MissingInputError, RetryableError
 from slime_stages.lineage import command, rollout_inputs
-from slime_stages.rundir import RunDir
+from slime_stages.run.announce import announce
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall, read_run_plan, say
 from slime_stages.weights.publish import check_weights
 

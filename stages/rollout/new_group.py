@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 
 from slime_stages.config import Config
-from slime_stages.plan import Plan
+from slime_stages.generation.sampling import mark_for_evaluation, sampling_of
 from slime_stages.prompts.order import prompt_at, sample_index, sampling_seed
 from slime_stages.prompts.table import PromptTable
+from slime_stages.run.plan import Plan
 from slime_stages.sample import Sample
-from slime_stages.sampling import mark_for_evaluation, sampling_of
 
 
 def new_group(plan: Plan, config: Config, prompts: PromptTable, position: int) -> list[Sample]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slime_stages.errors import DataError
-from slime_stages.journal import Entry
+from slime_stages.run.journal import Entry
 from slime_stages.sample import Sample, Status
 from stages.rollout.judging import Verdict
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_stages.carry import STAGE, write_groups
-from slime_stages.content import content_digest
+from slime_stages.data.content import content_digest
+from slime_stages.data.sample_table import write_samples
+from slime_stages.data.schema import ROLLOUT
 from slime_stages.drain import Drained, uninterrupted
-from slime_stages.journal import Journal
 from slime_stages.lineage import journal_of, rollout_inputs, shard_manifest_path
 from slime_stages.prompts.table import read_prompt_table
-from slime_stages.rundir import RunDir
+from slime_stages.run.carry import STAGE, write_groups
+from slime_stages.run.journal import Journal
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
-from slime_stages.sample_table import write_samples
-from slime_stages.schema import ROLLOUT
 from slime_stages.stage import Stage, StageCall, open_stage, read_config, read_run_plan
 from stages.rollout.hooks import filter_samples, process_all_samples
 from stages.rollout.metrics import drop_metrics, rollout_counts, rollout_metrics

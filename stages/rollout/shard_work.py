@@ -9,17 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_stages.carry import Inheritance, Stream, read_groups
 from slime_stages.config import Config
 from slime_stages.drain import count_progress
 from slime_stages.errors import RetryableError, SlimeStagesError
-from slime_stages.journal import Entry, Journal
+from slime_stages.generation.sampling import sampling_of
 from slime_stages.lineage import command, inheritance
-from slime_stages.plan import Plan
 from slime_stages.prompts.table import PromptTable
-from slime_stages.rundir import RunDir
+from slime_stages.run.carry import Inheritance, Stream, read_groups
+from slime_stages.run.journal import Entry, Journal
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample, Status
-from slime_stages.sampling import sampling_of
 from slime_stages.stage import Stage
 from stages.rollout.hooks import buffer_filter
 from stages.rollout.judging import Verdict

@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slime_stages.announce import announce
 from slime_stages.drain import uninterrupted
 from slime_stages.errors import UsageError
-from slime_stages.plan import Plan
 from slime_stages.progress import Progress
-from slime_stages.rundir import RunDir
+from slime_stages.run.announce import announce
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall, read_config, read_run_plan
 from stages.rollout.admission import Admission
 from stages.rollout.ask import Generation, own_generate

@@ -13,18 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slime_stages.commit import temporary_folder_name
 from slime_stages.config import Config
 from slime_stages.config.hooks import BY_SETTING, load_hook
-from slime_stages.digest import digest_file, digest_json
 from slime_stages.errors import DataError, UsageError
+from slime_stages.generation.sampling import sampling_of
 from slime_stages.lineage import DATA_SOURCE
-from slime_stages.plan import Plan
 from slime_stages.prompts.order import sample_index, sampling_seed
 from slime_stages.prompts.tokenizer import load_tokenizer
-from slime_stages.rundir import RunDir
+from slime_stages.run.commit import temporary_folder_name
+from slime_stages.run.digest import digest_file, digest_json
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
-from slime_stages.sampling import sampling_of
 from slime_stages.stage import Stage
 
 Group = list[Sample]

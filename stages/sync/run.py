@@ -7,9 +7,9 @@ from pathlib import Path
 from slime_stages.config import Config
 from slime_stages.errors import SlimeStagesError
 from slime_stages.lineage import command, committed, shard_manifest_path, sync_inputs
-from slime_stages.manifest import Manifest
 from slime_stages.progress import Progress
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import Manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import Stage, StageCall, open_stage, read_config, read_run_plan
 from slime_stages.weights.checkpoints import check_content, iteration_folder, verify_checkpoint
 from slime_stages.weights.folders import remove_dead_folders

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from slime_stages.config import Config
 from slime_stages.errors import SlimeStagesError
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.bring import bring_all, bring_running, is_idle
 from slime_stages.serving.registry import SERVICE, find_engines
 from slime_stages.stage import say

@@ -13,16 +13,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slime_stages.config import Config
+from slime_stages.data.sample_table import samples_of
+from slime_stages.data.schema import REWARD, ROLLOUT
+from slime_stages.data.shards import list_rows, read_shard
 from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.lineage import command, committed, shard_manifest_path
-from slime_stages.manifest import check_data
 from slime_stages.named_rewards import chosen_stage
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import check_data
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
-from slime_stages.sample_table import samples_of
-from slime_stages.schema import REWARD, ROLLOUT
-from slime_stages.shards import list_rows, read_shard
 from stages.train.algorithm.conversion import SampleColumns, TrainBatch, convert_samples
 from stages.train.algorithm.rewards import post_process_rewards
 from stages.train.custom_data import converted, custom_rewards, own_columns

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from slime_stages.commit import replace_file
 from slime_stages.progress import Progress
+from slime_stages.run.commit import replace_file
 from slime_stages.weights.checkpoints import RELEASE, TRACKER
 from slime_stages.weights.export import config_dtype
 from slime_stages.weights.mapping.layout import read_huggingface_config

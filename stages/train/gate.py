@@ -1,6 +1,6 @@
 """What the train stage refuses to train on, before and after it has seen the log-probs, each with a sentence.
 
-Every refusal has a name, by which a person may have accepted it: see `slime_stages.acceptance`.
+Every refusal has a name, by which a person may have accepted it: see `slime_stages.run.acceptance`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from slime_stages.config import Config
 from slime_stages.errors import DataError, SlimeStagesError
-from slime_stages.plan import Plan
+from slime_stages.run.plan import Plan
 from slime_stages.stage import say
 from stages.train.algorithm.metrics import zero_std_counts
 from stages.train.batch import IterationBatch

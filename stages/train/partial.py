@@ -13,9 +13,9 @@ import torch.distributed as distributed
 from numpy.typing import NDArray
 
 from slime_stages import __version__
-from slime_stages.digest import digest_bytes, digest_json
 from slime_stages.drain import Drained, count_progress, drain_reason
 from slime_stages.errors import MissingInputError, SlimeStagesError
+from slime_stages.run.digest import digest_bytes, digest_json
 from slime_stages.stage import Stage, say
 from slime_stages.weights.checkpoints import check_content, critic_checkpoints, iteration_folder, read_record
 from slime_stages.weights.partial import (

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from slime_stages.commit import create_file, replace_file
 from slime_stages.drain import Drained, disregard_signals
 from slime_stages.errors import InternalError, RetryableError, SlimeStagesError
+from slime_stages.run.commit import create_file, replace_file
 from slime_stages.stage import say
 
 MEETING, ERROR, NOTICED = "meeting.json", "error.json", "noticed"

@@ -8,8 +8,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from slime_stages.config import Config
+from slime_stages.data.shards import list_rows
 from slime_stages.errors import DataError
-from slime_stages.shards import list_rows
 from stages.train.megatron.packing import Nuclei
 
 EXPERTS = "routed_experts"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch.distributed
 
-from slime_stages.content import content_digest
-from slime_stages.plan import Plan
-from slime_stages.schema import TRAIN
-from slime_stages.shards import ShardWriter
+from slime_stages.data.content import content_digest
+from slime_stages.data.schema import TRAIN
+from slime_stages.data.shards import ShardWriter
+from slime_stages.run.plan import Plan
 from slime_stages.stage import Stage, append_metrics, defer
 from slime_stages.tracking import track
 from slime_stages.weights.checkpoints import CRITIC_CONTENT

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from slime_stages.acceptance import accepted
-from slime_stages.claims import end_claimed
-from slime_stages.commit import remove_leftovers
 from slime_stages.config.roles import CRITIC
 from slime_stages.drain import listening
 from slime_stages.lineage import shard_manifest_path, train_inputs
-from slime_stages.rundir import RunDir
+from slime_stages.run.acceptance import accepted
+from slime_stages.run.claims import end_claimed
+from slime_stages.run.commit import remove_leftovers
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import Stage, StageCall, config_digest, open_stage, read_config, read_run_plan
 from slime_stages.weights.checkpoints import critic_checkpoints
 from slime_stages.weights.folders import remove_dead_folders

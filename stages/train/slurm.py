@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slime_stages.config.sections.train import Train
 from slime_stages.errors import UsageError
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall
 from stages.train.ranks import MEETING_SECONDS, Ranks
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from tests.e2e.runs import at_version_0, copy_run, new_run, run_iteration
 from tests.e2e.stage_calls import Forker

@@ -15,8 +15,8 @@ from slime_stages.launch.run_stage import StageResult
 from slime_stages.launch.start_run import mend_run, start_run
 from slime_stages.launch.states import calls_of
 from slime_stages.lineage import shard_manifest_path
-from slime_stages.manifest import Manifest, read_manifest
-from slime_stages.rundir import RunDir, find_run
+from slime_stages.run.manifest import Manifest, read_manifest
+from slime_stages.run.rundir import RunDir, find_run
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall, read_run_plan
 from tests.e2e.stage_calls import Forker

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
 from slime_stages.serving.engine import Engine
 from slime_stages.weights.checkpoints import complete_iterations, critic_checkpoints

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_stages.cli.main import main
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from tests.fakes.rollouts import fake_rollout
 
 Run = Callable[..., tuple[int, str]]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime_stages.data.sample_table import read_samples
 from slime_stages.launch.states import iteration_states
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import read_samples
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import read_run_plan
 from tests.e2e.runs import leftovers, manifests, new_run, run_iteration

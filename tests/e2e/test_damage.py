@@ -10,7 +10,7 @@ import pytest
 
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.states import is_complete, iteration_states
-from slime_stages.rundir import RunDir, find_run
+from slime_stages.run.rundir import RunDir, find_run
 from slime_stages.serving.engine import Engine
 from slime_stages.weights.checkpoints import iteration_folder
 from tests.e2e.runs import copy_run, leftovers, manifests, mend

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from slime_stages.launch.plans import ensure_plan
-from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
 from slime_stages.serving.engine import Engine
 from slime_stages.serving.registry import register_engine

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_stages.cli.main import main
+from slime_stages.data.sample_table import read_samples
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import read_samples
 from slime_stages.serving.engine import Engine
 from tests.e2e.runs import new_run
 

@@ -16,8 +16,8 @@ import pytest
 
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.states import calls_of
-from slime_stages.manifest import check_data, read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import check_data, read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.serving.registry import register_engine
 from slime_stages.stage import StageCall

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from slime_stages.data.sample_table import read_samples
 from slime_stages.launch.plans import ensure_plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
-from slime_stages.sample_table import read_samples
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall, read_config
 from tests.e2e.runs import manifests, new_run, run_iteration

@@ -14,7 +14,7 @@ import psutil
 
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.states import iteration_states
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall
 from slime_stages.weights.record import engine_label

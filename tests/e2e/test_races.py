@@ -11,8 +11,8 @@ import pytest
 
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.states import iteration_states
-from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall
 from tests.e2e.runs import copy_run, leftovers, manifest_path, manifests, without

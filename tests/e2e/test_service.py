@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime_stages.rundir import RunDir
-from slime_stages.sample_table import read_samples
+from slime_stages.data.sample_table import read_samples
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.serving.handle import EngineHandle
 from slime_stages.serving.registry import SERVICE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.sample_table import read_samples
+from slime_stages.data.sample_table import read_samples
 from tests.e2e.runs import mend, new_run
 from tests.e2e.stage_calls import Forker
 

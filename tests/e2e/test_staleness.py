@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from slime_stages.data.sample_table import read_samples
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.states import calls_of, iteration_states
-from slime_stages.rundir import RunDir
-from slime_stages.sample_table import read_samples
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall
 from slime_stages.weights.publish import published_versions

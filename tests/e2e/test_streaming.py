@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from slime_stages.data.sample_table import read_samples
+from slime_stages.data.weight_spans import SPANS_KEY
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.states import calls_of, iteration_states
-from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
-from slime_stages.sample_table import read_samples
 from slime_stages.serving.engine import Engine
 from slime_stages.stage import StageCall
-from slime_stages.weight_spans import SPANS_KEY
 from tests.e2e.runs import leftovers, mend, new_run
 from tests.e2e.stage_calls import ROOT, Forker
 from tests.e2e.test_carried import transformers_log_probs

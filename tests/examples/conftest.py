@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from slime_stages.config import resolve
+from slime_stages.data.sample_table import read_samples
+from slime_stages.data.schema import REWARD
+from slime_stages.data.shards import read_shard
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import start_run
 from slime_stages.lineage import shard_manifest_path
 from slime_stages.plugins import load_function
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import read_samples
-from slime_stages.schema import REWARD
 from slime_stages.serving.engine import Engine
-from slime_stages.shards import read_shard
 from slime_stages.stage import StageCall
 from stages.reward import run as reward
 from stages.rollout import run as rollout
@@ -100,7 +100,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def read_text(sample: Sample, model: Path) -> str:
     """What the sample holds besides what the model wrote, from its tokens."""
-    from slime_stages.decoding import load_decoder
+    from slime_stages.data.decoding import load_decoder
 
     assert sample.loss_mask is not None
     response = sample.tokens[-sample.response_length :]

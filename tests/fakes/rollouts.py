@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_stages.content import content_digest
+from slime_stages.data.content import content_digest
+from slime_stages.data.sample_table import write_samples
+from slime_stages.data.schema import ROLLOUT
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.lineage import rollout_inputs, shard_manifest_path
 from slime_stages.prompts.table import read_prompt_table
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
-from slime_stages.sample_table import write_samples
-from slime_stages.schema import ROLLOUT
 from slime_stages.stage import StageCall, open_stage, read_config
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from tests.fakes.commands import FakeCommands
 from tests.slime_stages.cli.small_run import SmallRun, make_model_folder
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_stages.commit import (
+from slime_stages.run.commit import (
     written_file,
 )
-from slime_stages.manifest import Manifest, check_data, commit_data, read_manifest
+from slime_stages.run.manifest import Manifest, check_data, commit_data, read_manifest
 
 
 def publish(folder: Path, content: bytes) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from slime_stages.data.sample_table import read_samples, write_samples
 from slime_stages.sample import Sample
-from slime_stages.sample_table import read_samples, write_samples
 
 
 def stored(folder: Path, *samples: Sample) -> list[Sample]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime_stages.metrics import evaluation_metrics, iteration_metrics, read_scored
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from tests.slime_stages.cli.small_run import SmallRun, made_up_samples, make_model_folder
 from tests.slime_stages.config.settings import resolved
 

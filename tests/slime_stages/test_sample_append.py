@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_stages.counters import SpecInfo
+from slime_stages.data.counters import SpecInfo
 from slime_stages.sample import Sample, Status
 
 DENSE = SimpleNamespace(sglang_speculative_algorithm=None)

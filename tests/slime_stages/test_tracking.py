@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.tracking import tensorboard_folder, track
 from tests.slime_stages.config.settings import resolved
 from tests.stages.train.test_batch import PLAN

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slime_stages.launch.chain_state import Chain, read_chain
 from slime_stages.launch.states import first_incomplete
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.slurm.jobs import Attempt, TaskEnd, all_attempts, read_end
 from slime_stages.slurm.requeue import progress_of

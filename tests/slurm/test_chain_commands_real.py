@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from slime_stages.launch.states import first_incomplete
-from slime_stages.manifest import read_manifest
+from slime_stages.run.manifest import read_manifest
 from slime_stages.slurm.jobs import all_attempts
 from slime_stages.stage import read_run_plan
 from tests.e2e.runs import manifests

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from slime_stages.data.sample_table import read_samples
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.states import first_incomplete
-from slime_stages.rundir import RunDir
-from slime_stages.sample_table import read_samples
+from slime_stages.run.rundir import RunDir
 from tests.e2e.runs import at_version_0, manifests, new_run, run_iteration
 from tests.e2e.stage_calls import Forker
 from tests.slurm.chains import COMMAND, ROOT, STAGES, ChainRun

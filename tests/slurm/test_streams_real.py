@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from slime_stages.data.sample_table import read_samples
 from slime_stages.launch.states import first_incomplete
-from slime_stages.sample_table import read_samples
 from tests.slurm.chains import ChainRun
 
 pytestmark = pytest.mark.slurm

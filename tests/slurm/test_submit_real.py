@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from slime_stages.errors import UsageError
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.header import Header, read_header, with_overrides
 from slime_stages.slurm.jobs import Attempt, claim_attempt, read_end
 from slime_stages.slurm.submission import Submission
@@ -146,7 +146,7 @@ def test_a_job_submits_another_as_if_from_outside(slurm: Cluster, run: RunDir, t
     attempt = claimed(run, 0)
     (tmp_path / "nested.py").write_text(
         "from pathlib import Path\n"
-        "from slime_stages.rundir import RunDir\n"
+        "from slime_stages.run.rundir import RunDir\n"
         "from slime_stages.slurm.header import read_header\n"
         "from slime_stages.slurm.jobs import read_attempt\n"
         "from slime_stages.slurm.submission import Submission\n"

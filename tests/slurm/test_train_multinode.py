@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from slime_stages.manifest import Manifest, read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import Manifest, read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.weights.outputs import check_outputs
 from slime_stages.weights.partial import saved_steps
 from tests.e2e.runs import copy_run, leftovers

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from slime_stages.config.types import Section, Share
-from slime_stages.loss_masks import MaskKind
+from slime_stages.data.loss_masks import MaskKind
 
 
 class Rollout(Section):
@@ -87,7 +87,7 @@ class Rollout(Section):
 
     dynamic_sampling_filter_path: str | None = None
     """`module.function` that says of each scored group whether it is kept, such as
-    `slime_stages.rollout_filters.check_reward_nonzero_std`. Rewards are then made while generating."""
+    `slime_stages.generation.filters.check_reward_nonzero_std`. Rewards are then made while generating."""
 
     rollout_max_refills: PositiveInt = 16
     """Most times that a shard asks for further prompts because groups were dropped; then it fails and says which."""

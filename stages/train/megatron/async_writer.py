@@ -26,9 +26,9 @@ from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSys
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.metadata import Metadata
 
-from slime_stages.commit import fsync_path
-from slime_stages.digest import digest_file
 from slime_stages.errors import InternalError, RetryableError
+from slime_stages.run.commit import fsync_path
+from slime_stages.run.digest import digest_file
 from slime_stages.weights.checkpoints import MODEL, OPTIMIZER
 
 PARTS = (MODEL, OPTIMIZER)

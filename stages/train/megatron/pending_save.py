@@ -10,9 +10,9 @@ from typing import Any
 import torch.distributed
 from megatron.core import dist_checkpointing, parallel_state
 
-from slime_stages.commit import discard_folder, has_inode, is_listed
-from slime_stages.digest import digest_file
 from slime_stages.errors import InternalError, SlimeStagesError
+from slime_stages.run.commit import discard_folder, has_inode, is_listed
+from slime_stages.run.digest import digest_file
 from slime_stages.weights.checkpoints import (
     METADATA,
     MODEL,

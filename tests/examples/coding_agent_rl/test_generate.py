@@ -12,13 +12,13 @@ import pytest
 
 from examples.coding_agent_rl.generate import generate
 from examples.coding_agent_rl.prepare import tasks
+from slime_stages.data.sample_table import read_samples
+from slime_stages.data.schema import REWARD
+from slime_stages.data.shards import read_shard
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.lineage import shard_manifest_path
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import read_samples
-from slime_stages.schema import REWARD
 from slime_stages.serving.engine import Engine
-from slime_stages.shards import read_shard
 from slime_stages.stage import StageCall
 from stages.reward import run as reward
 from stages.rollout import run as rollout

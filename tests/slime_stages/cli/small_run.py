@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_stages.carry import Stream, write_groups
-from slime_stages.commit import create_file
 from slime_stages.config import Config
-from slime_stages.content import content_digest
+from slime_stages.data.content import content_digest
+from slime_stages.data.sample_table import read_samples, write_samples
+from slime_stages.data.schema import REWARD, ROLLOUT, TRAIN
+from slime_stages.data.shards import ShardWriter
 from slime_stages.launch.plans import wanted_version
 from slime_stages.lineage import reward_inputs, rollout_inputs, shard_manifest_path, sync_inputs, train_inputs
-from slime_stages.plan import Plan, freeze_plan, plan_shards
-from slime_stages.rundir import RunDir
+from slime_stages.run.carry import Stream, write_groups
+from slime_stages.run.commit import create_file
+from slime_stages.run.plan import Plan, freeze_plan, plan_shards
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import read_samples, write_samples
-from slime_stages.schema import REWARD, ROLLOUT, TRAIN
-from slime_stages.shards import ShardWriter
 from slime_stages.stage import Stage, StageCall, open_stage
 from slime_stages.weights.publish import publish_link
 from tests.slime_stages.config.settings import resolved

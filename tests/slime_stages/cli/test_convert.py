@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from slime_stages.cli.main import main
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.weights.checkpoints import MODEL, find_weights, read_record
 
 

@@ -13,7 +13,7 @@ from slime_stages.errors import UsageError
 from slime_stages.launch import single
 from slime_stages.launch.job_graph import JobKey, evaluation_jobs
 from slime_stages.launch.plans import ensure_eval_plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.submission import Submission
 from tests.e2e.runs import new_run
 

@@ -6,7 +6,7 @@ import pytest
 
 from slime_stages.cli import main as cli
 from slime_stages.config.fields import fields, sections
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from tests.slime_stages.config.settings import resolved
 
 SMALLEST = ["--hf-checkpoint", "/model", "--prompt-data", "/p.jsonl", "--rollout-batch-size", "4"]

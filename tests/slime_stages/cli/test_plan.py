@@ -6,7 +6,7 @@ import pytest
 
 from slime_stages.cli import plan
 from slime_stages.cli.plan import duration, hours, planned_chain, print_plan, size
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from tests.slime_stages.cli.small_run import SmallRun, make_model_folder
 from tests.slime_stages.config.settings import resolved
 

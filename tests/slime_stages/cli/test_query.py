@@ -11,7 +11,7 @@ import pytest
 
 from slime_stages.cli.main import main
 from slime_stages.named_rewards import freeze_settings
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from tests.slime_stages.cli.small_run import SmallRun, made_up_samples, make_model_folder
 
 

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from slime_stages.cli.main import main
+from slime_stages.data.schema import REWARD
+from slime_stages.data.shards import read_shard
 from slime_stages.errors import DataError, UsageError
 from slime_stages.launch.job_logs import Wanted, find_log
 from slime_stages.launch.rescore import train_on
 from slime_stages.launch.states import iteration_states
 from slime_stages.lineage import train_inputs
-from slime_stages.manifest import read_manifest
 from slime_stages.named_rewards import freeze_settings, read_settings, with_settings
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample
-from slime_stages.schema import REWARD
-from slime_stages.shards import read_shard
 from slime_stages.slurm.jobs import attempts_of
 from stages.train.batch import read_iteration
 from tests.fakes.commands import FakeCommands

@@ -6,7 +6,7 @@ import pytest
 
 from slime_stages.cli.main import main
 from slime_stages.cli.sample_text import prompt_text, visible
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from tests.fixtures.tiny_model import make_tokenizer
 from tests.slime_stages.cli.small_run import SmallRun, made_up_samples, make_model_folder
 

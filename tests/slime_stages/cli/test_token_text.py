@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_stages.cli.token_text import decoded, shown_tokens
-from slime_stages.decoding import load_decoder
+from slime_stages.data.decoding import load_decoder
 from tests.fixtures.tiny_model import make_tokenizer
 
 

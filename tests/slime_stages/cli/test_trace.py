@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slime_stages.cli.main import main
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.trace.handles import bind_trace
 from slime_stages.trace.spans import trace_span
 from tests.slime_stages.cli.small_run import SmallRun, made_up_samples, make_model_folder

@@ -67,7 +67,7 @@ def test_a_setting_may_name_a_function_of_slimes() -> None:
 
     keep = load_function(path, like="keep(args, samples)")
 
-    assert keep.__module__ == "slime_stages.rollout_filters"
+    assert keep.__module__ == "slime_stages.generation.filters"
 
 
 def test_a_plug_in_that_needs_more_is_refused_with_what_it_needs(

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from slime_stages.data.sample_table import read_samples
+from slime_stages.data.schema import REWARD
+from slime_stages.data.shards import read_shard
 from slime_stages.launch.plans import ensure_eval_plan, ensure_plan
 from slime_stages.lineage import shard_manifest_path
-from slime_stages.manifest import Manifest, read_manifest
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import Manifest, read_manifest
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import read_samples
-from slime_stages.schema import REWARD
 from slime_stages.serving.engine import Engine
-from slime_stages.shards import read_shard
 from slime_stages.stage import StageCall, read_config
 from stages.reward import run as reward
 from stages.rollout import run as rollout

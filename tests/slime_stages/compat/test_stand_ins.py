@@ -20,7 +20,7 @@ from slime_stages.compat.logging import log
 from slime_stages.compat.processing import load_tokenizer
 from slime_stages.compat.sample_hooks import apply_rollout_sample_hooks
 from slime_stages.compat.singletons import SingletonMeta
-from slime_stages.rollout_filters import DynamicFilterOutput
+from slime_stages.generation.filters import DynamicFilterOutput
 from slime_stages.sample import Sample
 from tests.slime_stages.config.settings import resolved
 

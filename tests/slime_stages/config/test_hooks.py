@@ -137,7 +137,7 @@ def test_slimes_own_rollout_functions_are_known_by_their_names_there() -> None:
 
     function = generation_function(sft, "train")
     assert function is not None
-    assert function.__module__ == "slime_stages.sft_rollout"
+    assert function.__module__ == "slime_stages.generation.sft"
     assert (uses_engines(sft, "train"), generation_function(sft, "held"), uses_engines(sft, "held")) == (
         False,
         None,

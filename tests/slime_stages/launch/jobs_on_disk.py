@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import Attempt, TaskEnd, attempts_of, claim_attempt, write_end
 
 

@@ -8,7 +8,7 @@ from slime_stages.errors import UsageError
 from slime_stages.launch import cancel as module
 from slime_stages.launch.cancel import cancel
 from slime_stages.launch.chain_state import Chain, read_chain, write_chain
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.listing import JobInfo
 from tests.fakes.commands import FakeCommands
 from tests.slime_stages.launch.jobs_on_disk import submitted

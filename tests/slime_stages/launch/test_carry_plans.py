@@ -9,7 +9,7 @@ import pytest
 
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import change_config, start_run
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.weights.publish import publish_link
 from tests.slime_stages.config.settings import resolved
 

@@ -11,7 +11,7 @@ from slime_stages.launch import chain
 from slime_stages.launch.chain import advance, begin_chain
 from slime_stages.launch.chain_state import Chain, read_chain, stop_chain, write_chain
 from slime_stages.launch.states import first_incomplete
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import claim_attempt
 from tests.fakes.scheduler import FakeScheduler, Outcome, info
 from tests.slime_stages.cli.small_run import SmallRun, make_model_folder

@@ -14,7 +14,7 @@ from slime_stages.launch.chain_state import Chain, read_chain
 from slime_stages.launch.job_graph import JobKey, job_graph
 from slime_stages.launch.states import first_incomplete
 from slime_stages.lineage import shard_manifest_path
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import Attempt, TaskEnd, streams_over, write_end
 from tests.fakes.scheduler import FakeScheduler, info
 from tests.slime_stages.cli.small_run import SmallRun, make_model_folder

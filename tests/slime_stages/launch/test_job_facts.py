@@ -11,7 +11,7 @@ from slime_stages.launch.chain_state import Chain, stop_chain, write_chain
 from slime_stages.launch.overview import TaskFact
 from slime_stages.launch.run_overview import RunOverview, run_overview
 from slime_stages.lineage import journal_of
-from slime_stages.manifest import read_manifest
+from slime_stages.run.manifest import read_manifest
 from slime_stages.slurm import commands
 from slime_stages.slurm.listing import JobInfo
 from tests.fakes.commands import FakeCommands

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slime_stages.launch.job_graph import JobKey, job_graph
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import shard_ranges
 from tests.slime_stages.cli.small_run import SmallRun, make_model_folder
 from tests.slime_stages.config.settings import resolved

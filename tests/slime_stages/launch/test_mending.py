@@ -13,7 +13,7 @@ from slime_stages.errors import DataError, MissingInputError
 from slime_stages.launch.iterate import iterations_to_run
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import change_config, mend_run, mend_weights, start_run
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.weights.publish import publish_link
 from tests.slime_stages.cli.small_run import make_model_folder
 from tests.slime_stages.config.settings import resolved

@@ -9,7 +9,7 @@ from slime_stages.errors import UsageError
 from slime_stages.launch.chain_state import Chain
 from slime_stages.launch.disk_need import disk_need, folder_bytes
 from slime_stages.launch.preview import Preview, past_manifests, preview, scripts
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from tests.slime_stages.cli.small_run import SmallRun, made_up_samples, make_model_folder
 from tests.slime_stages.config.settings import resolved
 

@@ -13,7 +13,7 @@ from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.prompt_tables import prompts_record
 from slime_stages.launch.start_run import change_config, start_run
 from slime_stages.prompts.table import read_prompt_table
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import read_config
 from tests.slime_stages.config.settings import resolved
 

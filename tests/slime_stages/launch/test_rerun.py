@@ -14,8 +14,8 @@ from slime_stages.launch.iterate import Event
 from slime_stages.launch.rerun import calls_to_rerun, rerun_as_jobs, rerun_here
 from slime_stages.launch.run_stage import StageResult
 from slime_stages.launch.states import is_complete
-from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm import queue
 from slime_stages.slurm.listing import JobInfo
 from slime_stages.stage import StageCall

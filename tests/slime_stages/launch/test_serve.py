@@ -17,8 +17,8 @@ import pytest
 from slime_stages.errors import MissingInputError
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.serve import serve
-from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.handle import EngineHandle
 from slime_stages.serving.registry import SERVICE, EngineRecord, find_engines
 from slime_stages.stage import read_config

@@ -13,8 +13,8 @@ from slime_stages.launch.iterate import retain
 from slime_stages.launch.plans import ensure_eval_plan, ensure_plan, needed_versions
 from slime_stages.launch.start_run import change_config, start_run
 from slime_stages.launch.states import iteration_states
-from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.weights.publish import publish_link, published_versions
 from tests.slime_stages.cli.small_run import SmallRun, made_up_samples, make_model_folder
 from tests.slime_stages.config.settings import resolved

@@ -16,7 +16,7 @@ from slime_stages.launch.iterate import iterations_to_run
 from slime_stages.launch.plans import ensure_eval_plan, ensure_plan, evaluates
 from slime_stages.launch.prompt_tables import prompts_record
 from slime_stages.launch.start_run import change_config, check_trainer, current_revision, mend_run, start_run
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import read_config
 from tests.slime_stages.config.settings import resolved
 

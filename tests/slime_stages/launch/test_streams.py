@@ -9,7 +9,7 @@ import pytest
 
 from slime_stages.errors import UsageError
 from slime_stages.launch.streams import Streams
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall
 from tests.slime_stages.cli.small_run import SmallRun, make_model_folder
 from tests.slime_stages.config.settings import resolved

@@ -12,8 +12,8 @@ from slime_stages.launch import summaries
 from slime_stages.launch.overview import IterationOverview
 from slime_stages.launch.states import first_incomplete
 from slime_stages.launch.summaries import Summaries
-from slime_stages.manifest import Manifest, read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import Manifest, read_manifest
+from slime_stages.run.rundir import RunDir
 from tests.slime_stages.cli.small_run import SmallRun, made_up_samples, make_model_folder
 
 

@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from slime_stages.content import content_digest
+from slime_stages.data.content import content_digest
+from slime_stages.data.schema import MEDIA_PROMPTS
 from slime_stages.errors import DataError, UsageError
 from slime_stages.prompts.build import PromptCounts, build_prompts
 from slime_stages.prompts.files import SourceRow
 from slime_stages.prompts.media import place_media
 from slime_stages.prompts.settings import PromptSettings
 from slime_stages.prompts.table import PromptRow, read_prompt_table, table_schema, write_prompt_table
-from slime_stages.schema import MEDIA_PROMPTS
 from tests.fixtures.tiny_model import make_tokenizer
 
 KEYS = {"image": "images"}

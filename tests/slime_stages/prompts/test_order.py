@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_stages.plan import plan_shards
 from slime_stages.prompts.order import (
     prompt_at,
     sample_index,
     sampling_seed,
 )
+from slime_stages.run.plan import plan_shards
 
 
 def prompts_at(positions: range, *, count: int, seed: int, shuffle: bool) -> list[tuple[int, int]]:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime_stages.data.shards import ROWS_PER_GROUP
 from slime_stages.errors import DataError, MissingInputError
 from slime_stages.prompts.build import PromptCounts, build_prompts
 from slime_stages.prompts.settings import PromptSettings
 from slime_stages.prompts.table import PromptRow, read_prompt_table, write_prompt_table
-from slime_stages.shards import ROWS_PER_GROUP
 
 MESSAGES = [{"role": "user", "content": "Hi", "tool_calls": None}]
 

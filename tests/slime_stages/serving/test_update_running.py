@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from slime_stages.data.weight_spans import SPANS_KEY
 from slime_stages.sample import Sample, Status
 from slime_stages.serving.bring import bring_running
 from slime_stages.serving.client import EngineClient
 from slime_stages.serving.engine import Engine
-from slime_stages.weight_spans import SPANS_KEY
 from slime_stages.weights.publish import publish_link
 from slime_stages.weights.record import engine_label
 from tests.fixtures.tiny_model import make_tiny_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from tests.slime_stages.cli.small_run import SmallRun, make_model_folder
 from tests.slime_stages.config.settings import resolved
 

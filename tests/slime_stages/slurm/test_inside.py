@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import Attempt, TaskEnd, claim_attempt, read_end, write_end
 from slime_stages.slurm.peers import leave_after_first
 from tests.slime_stages.slurm.reward_run import make_reward_run

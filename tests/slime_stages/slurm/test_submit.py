@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slime_stages.errors import RetryableError, UsageError
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.slurm import submit
 from slime_stages.slurm.commands import SchedulerMissing
 from slime_stages.slurm.header import Header, read_header, with_overrides

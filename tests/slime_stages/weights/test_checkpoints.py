@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.digest import digest_file
 from slime_stages.errors import DataError, MissingInputError
+from slime_stages.run.digest import digest_file
 from slime_stages.weights.checkpoints import (
     MODEL,
     OPTIMIZER,

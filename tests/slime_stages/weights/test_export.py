@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemWriter, save
 
-from slime_stages.digest import digest_file
 from slime_stages.errors import DataError, MissingInputError
+from slime_stages.run.digest import digest_file
 from slime_stages.weights.export import export_hf
 from slime_stages.weights.publish import finish_folder, unpublished_folder, verify_weights
 from slime_stages.weights.torch_dist import TorchDistReader

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.content import content_digest
+from slime_stages.data.content import content_digest
+from slime_stages.data.sample_table import sample_columns
+from slime_stages.data.schema import REWARD, ROLLOUT
+from slime_stages.data.shards import ROWS_PER_GROUP, ShardWriter, read_shard
 from slime_stages.lineage import rollout_inputs, shard_manifest_path
-from slime_stages.plan import Plan
-from slime_stages.rundir import RunDir
+from slime_stages.run.plan import Plan
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import sample_columns
-from slime_stages.schema import REWARD, ROLLOUT
-from slime_stages.shards import ROWS_PER_GROUP, ShardWriter, read_shard
 from slime_stages.stage import StageCall, open_stage
 from tests.slime_stages.cli.small_run import SmallRun, make_model_folder
 from tests.slime_stages.config.settings import resolved

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from slime_stages.announce import told_on_the_way
+from slime_stages.data.sample_table import read_samples
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import start_run
-from slime_stages.manifest import Manifest, commit_manifest, read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.announce import told_on_the_way
+from slime_stages.run.manifest import Manifest, commit_manifest, read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import read_samples
 from slime_stages.serving.served import Served
 from slime_stages.stage import Stage, StageCall
 from slime_stages.weights.publish import publish_link

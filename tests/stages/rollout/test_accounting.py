@@ -11,11 +11,11 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slime_stages.carry import Stream, begun_anew, hand_over_of, read_groups, write_groups
-from slime_stages.journal import Journal
-from slime_stages.manifest import Manifest
-from slime_stages.plan import Plan, plan_shards
-from slime_stages.rundir import RunDir
+from slime_stages.run.carry import Stream, begun_anew, hand_over_of, read_groups, write_groups
+from slime_stages.run.journal import Journal
+from slime_stages.run.manifest import Manifest
+from slime_stages.run.plan import Plan, plan_shards
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample, Status
 from stages.rollout.judging import Verdict
 from stages.rollout.selection import Group, Selection

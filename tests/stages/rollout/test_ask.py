@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from slime_stages.errors import UsageError
-from slime_stages.journal import Journal
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import start_run
 from slime_stages.prompts.table import read_prompt_table
-from slime_stages.rundir import RunDir
+from slime_stages.run.journal import Journal
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample, Status
 from slime_stages.serving.served import Served
 from slime_stages.stage import Stage, StageCall, read_config

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from slime_stages import drain
-from slime_stages.commit import create_file, replace_file
 from slime_stages.config.frozen import read_frozen
 from slime_stages.drain import Drained
 from slime_stages.errors import DataError, MissingInputError, RetryableError
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.states import iteration_states
 from slime_stages.lineage import journal_of
-from slime_stages.lookup import samples_with_index
+from slime_stages.reading.lookup import samples_with_index
+from slime_stages.run.commit import create_file, replace_file
 from slime_stages.sample import Status
 from slime_stages.stage import StageCall, read_config, read_run_plan
 from tests.stages.rollout.carried_runs import HERE, CarriedRun, Start, account, behaviour
 
-FILTER = "slime_stages.rollout_filters.check_reward_nonzero_std"
+FILTER = "slime_stages.generation.filters.check_reward_nonzero_std"
 
 
 def test_what_one_iteration_has_left_over_is_kept_by_the_next_which_asks_only_the_rest(start: Start) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from slime_stages import drain
+from slime_stages.data.sample_table import read_samples
 from slime_stages.drain import drain_reason, made_progress
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.run_stage import result_of
 from slime_stages.launch.start_run import start_run
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import read_samples
 from slime_stages.serving.served import Served
 from slime_stages.slurm.requeue import progress_of
 from slime_stages.stage import Stage, StageCall

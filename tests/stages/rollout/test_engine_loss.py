@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slime_stages.data.sample_table import read_samples
 from slime_stages.errors import SlimeStagesError
 from slime_stages.launch.plans import ensure_plan
-from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
-from slime_stages.sample_table import read_samples
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.handle import EngineHandle
 from tests.e2e.runs import copy_run, new_run
 from tests.e2e.stage_calls import ROOT

@@ -10,7 +10,7 @@ import pytest
 from slime_stages.errors import DataError, RetryableError
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import start_run
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.registry import SERVICE, register_fleet
 from slime_stages.serving.served import Served
 from slime_stages.stage import Stage, StageCall, read_config

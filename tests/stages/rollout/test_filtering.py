@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from slime_stages.errors import DataError
-from slime_stages.manifest import read_manifest
+from slime_stages.run.manifest import read_manifest
 from slime_stages.sample import Sample, Status
 from tests.stages.rollout.carried_runs import CarriedRun, Start, account, behaviour, cut_short
 
-FILTER = "slime_stages.rollout_filters.check_reward_nonzero_std"
+FILTER = "slime_stages.generation.filters.check_reward_nonzero_std"
 seen: list[tuple[Any, ...]] = []
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from slime_stages.config import Config
 from slime_stages.errors import UsageError
+from slime_stages.generation.filters import DynamicFilterOutput
 from slime_stages.rewards.scoring import Scorer
-from slime_stages.rollout_filters import DynamicFilterOutput
 from slime_stages.sample import Sample, Status
 from stages.rollout.hooks import OVER_GROUPS, buffer_filter, filter_samples, load_hooks, process_all_samples
 from stages.rollout.judging import Judge, Verdict, verdict_of

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from slime_stages.data.sample_table import read_samples
 from slime_stages.launch.plans import ensure_plan
-from slime_stages.sample_table import read_samples
 from slime_stages.stage import StageCall
 from stages.rollout.run import run as rollout
 from tests.e2e.runs import new_run

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slime_stages.drain import Drained
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.bring import bring_running
 from slime_stages.serving.handle import EngineHandle
 from slime_stages.serving.served import Served

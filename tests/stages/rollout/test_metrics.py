@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_stages.counters import PrefixCacheInfo, SpecInfo
+from slime_stages.data.counters import PrefixCacheInfo, SpecInfo
 from slime_stages.sample import Sample
 from stages.rollout.metrics import rollout_metrics
 

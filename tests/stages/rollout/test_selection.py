@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_stages.errors import DataError
-from slime_stages.journal import Entry
+from slime_stages.run.journal import Entry
 from slime_stages.sample import Sample, Status
 from stages.rollout.judging import Verdict
 from stages.rollout.selection import Group, Selection

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slime_stages import drain
-from slime_stages.announce import told_on_the_way
 from slime_stages.drain import Drained
 from slime_stages.errors import RetryableError, UsageError
-from slime_stages.journal import Journal
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.states import iteration_states
-from slime_stages.manifest import Manifest, read_manifest
+from slime_stages.run.announce import told_on_the_way
+from slime_stages.run.journal import Journal
+from slime_stages.run.manifest import Manifest, read_manifest
 from slime_stages.sample import Sample
 from slime_stages.slurm.requeue import progress_of
 from slime_stages.stage import StageCall, read_run_plan

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from slime_stages.rollout_functions import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime_stages.generation.functions import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime_stages.sample import Sample, Status
 
 LOGGED: list[Any] = []

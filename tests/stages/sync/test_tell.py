@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.serving.registry import SERVICE, register_engine
 from slime_stages.weights.publish import finish_folder, unpublished_folder
 from slime_stages.weights.record import engine_label

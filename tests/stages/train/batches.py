@@ -10,8 +10,8 @@ import pyarrow as pa
 import torch
 
 from slime_stages.config import Config
+from slime_stages.data.sample_table import samples_table
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import samples_table
 from stages.train.batch import IterationBatch, batch_of
 from stages.train.megatron.packing import PackedSample, pack_samples
 from stages.train.megatron.step import Trainer

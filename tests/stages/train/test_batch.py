@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from slime_stages.config import Config
+from slime_stages.data.sample_table import samples_table
 from slime_stages.errors import DataError
-from slime_stages.plan import Plan, plan_shards
+from slime_stages.run.plan import Plan, plan_shards
 from slime_stages.sample import Sample, Status
-from slime_stages.sample_table import samples_table
 from stages.train.batch import ROLLOUT_COLUMNS, IterationBatch, batch_of
 from stages.train.gate import Gate, check_log_probs, check_samples
 from stages.train.work import needs_backward, step_weights

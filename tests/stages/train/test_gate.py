@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.acceptance import CHECKS, accept, accepted
 from slime_stages.errors import DataError, UsageError
-from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.acceptance import CHECKS, accept, accepted
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.sample import Status
 from slime_stages.stage import StageCall
 from stages.train.gate import check_lengths, check_log_probs, check_micro_batches, check_samples

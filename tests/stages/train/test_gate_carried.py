@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from slime_stages.config import Config
+from slime_stages.data.sample_table import samples_table
 from slime_stages.errors import DataError
 from slime_stages.sample import Sample
-from slime_stages.sample_table import samples_table
 from stages.train.batch import ROLLOUT_COLUMNS, IterationBatch, batch_of
 from stages.train.gate import Gate, check_samples, fitted
 from tests.stages.train.test_batch import PLAN, gate, sample, settings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from tests.e2e.runs import copy_run
 from tests.stages.train.attempts import KILL, Attempt, outcome
 from tests.stages.train.small_runs import make, run_to_train

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from slime_stages.weights.checkpoints import critic_checkpoints
 from slime_stages.weights.partial import partial_folder, saved_steps
 from tests.e2e.runs import copy_run

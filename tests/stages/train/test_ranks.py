@@ -13,8 +13,8 @@ import pytest
 
 from slime_stages.config.sections.train import Train
 from slime_stages.errors import UsageError
-from slime_stages.manifest import read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall
 from slime_stages.weights.partial import saved_steps
 from stages.train.slurm import check_process_count, own_name, slurm_ranks, task_count

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from slime_stages.launch.iterate import retain
-from slime_stages.manifest import Manifest, read_manifest
-from slime_stages.rundir import RunDir
+from slime_stages.run.manifest import Manifest, read_manifest
+from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall
 from slime_stages.weights.checkpoints import complete_iterations, critic_checkpoints
 from tests.fakes.rollouts import fake_rollout

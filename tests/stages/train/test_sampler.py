@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_stages.rundir import RunDir
+from slime_stages.run.rundir import RunDir
 from stages.train.megatron.packing import PackedMicroBatch
 from stages.train.report import staleness_metrics
 from stages.train.sampler import chosen_positions, sampler_probs_diff, sampler_weights

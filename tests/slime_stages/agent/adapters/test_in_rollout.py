@@ -10,11 +10,11 @@ from typing import Any
 import openai
 
 from slime_stages.agent.adapters import OpenAIAdapter, run_app_in_thread
+from slime_stages.data.sample_table import read_samples
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.lineage import shard_manifest_path
 from slime_stages.prompts.tokenizer import load_tokenizer
 from slime_stages.sample import Sample
-from slime_stages.sample_table import read_samples
 from slime_stages.serving.engine import Engine
 from slime_stages.serving.models import get_model_url
 from slime_stages.stage import StageCall

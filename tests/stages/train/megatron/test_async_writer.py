@@ -9,8 +9,8 @@ from stages.train.megatron import cpu
 
 cpu.install()
 
-from slime_stages.digest import digest_file  # noqa: E402
 from slime_stages.errors import InternalError  # noqa: E402
+from slime_stages.run.digest import digest_file  # noqa: E402
 from slime_stages.weights.checkpoints import MODEL, OPTIMIZER  # noqa: E402
 from stages.train.megatron.async_writer import Plan, Writer  # noqa: E402
 

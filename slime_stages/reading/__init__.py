@@ -1,0 +1,1 @@
+"""Reading what a run has committed: samples, where they come from and went to, SQL, traces."""
