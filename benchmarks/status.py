@@ -4,9 +4,10 @@
 
 A run of so many iterations and shards is made in a temporary folder: plans and manifests are ours, chained by digests
 as stages chain them, the data files have the size that the manifests say. The command is measured as typed, start of
-Python included: the first time, when it reads every manifest, and later, when it looks at every file's size and times
-and compares them with its summaries. Best of three for the latter. Last, a shard of iteration 3 loses a byte and its
-manifest is altered, to see that this is still found.
+Python included: the first time, when it reads every manifest, and later, when it looks at the sizes and times of
+manifests and folders, and of the newest iterations' data files, and compares them with its summaries. Best of three for
+the latter. Last, a past iteration loses a data file, a manifest of it is altered, and another one's data file is cut in
+its place, to see that these are still found, the last by `--all`.
 """
 
 from __future__ import annotations
@@ -144,24 +145,27 @@ def write(
     path.write_bytes(manifest.to_bytes())
 
 
-def measure(run: RunDir) -> tuple[float, float, str]:
+def measure(run: RunDir, *flags: str) -> tuple[float, float, str]:
     """(processor seconds, wall-clock seconds, output) of the command."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    command = [sys.executable, "-m", "slime_stages.cli.main", "status", "--run", str(run.root)]
+    command = [sys.executable, "-m", "slime_stages.cli.main", "status", "--run", str(run.root), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall, done.stdout
 
 
 def check(run: RunDir, shards: int) -> None:
-    """A byte that goes missing in a past iteration is seen, and so is an altered manifest."""
-    lost = run.shard_path("rollout", 3, 1, shards)
-    os.truncate(lost, len(DATA) - 1)
+    """What goes missing or is altered in a past iteration is seen; cut data, by `--all`."""
+    lost, cut = run.shard_path("rollout", 3, 1, shards), run.shard_path("rollout", 4, 1, shards)
+    lost.unlink()
+    os.truncate(cut, len(DATA) - 1)
     altered = run.manifest_path("reward", 3, 2, shards)
     altered.write_bytes(altered.read_bytes().replace(b'"scored": 8', b'"scored": 9'))
     _, _, text = measure(run)
-    assert f"rollout 3/1 is corrupt: {lost} has {len(DATA) - 1} bytes" in text, text
+    assert f"rollout 3/1 is corrupt: {lost} is gone" in text, text
     assert f"reward 3/2 is corrupt: {altered} was altered" in text, text
+    _, _, text = measure(run, "--all")
+    assert f"rollout 4/1 is corrupt: {cut} has {len(DATA) - 1} bytes" in text, text
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ IDLE_LOOKS = 4
 LEFT_OUT_NAMED = 10
 
 Iteration = Annotated[int | None, typer.Option("--iter", metavar="I", min=0, help="One iteration, shard by shard.")]
-Everything = Annotated[bool, typer.Option("--all", help=f"Show all iterations, not the last {SHOWN}.")]
+Everything = Annotated[
+    bool, typer.Option("--all", help=f"Show all iterations, not the last {SHOWN}, and look at all their files.")
+]
 Json = Annotated[bool, typer.Option("--json", help="The same as JSON, all iterations.")]
 Watch = Annotated[
     float | None,
@@ -71,7 +73,7 @@ def command(
 
         watch_run(run_dir, watch, limit=None if everything else SHOWN)
         return
-    overview = run_overview(run_dir)
+    overview = run_overview(run_dir, newest=None if everything or json or iteration is not None else SHOWN)
     if iteration is not None:
         from slime_stages.launch.iteration_detail import iteration_detail
 

@@ -36,7 +36,7 @@ def watch_run(
     display = _Live(console, limit) if console.is_terminal else _Plain(console, limit)
     with contextlib.suppress(KeyboardInterrupt), display:
         while True:
-            overview = run_overview(run, summaries)
+            overview = run_overview(run, summaries, newest=limit)
             display.show(overview)
             if until(overview):
                 return overview

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slime_stages.errors import MissingInputError, SlimeStagesError
-from slime_stages.launch.overview import IterationOverview, TaskFact, manifest_of, mean_reward, state_word
+from slime_stages.launch.iteration_overview import manifest_of, mean_reward, state_word
+from slime_stages.launch.overview import IterationOverview, TaskFact
 from slime_stages.launch.run_overview import RunOverview
 from slime_stages.launch.states import CallState, iteration_states
 from slime_stages.launch.waits import wall_seconds

@@ -11,12 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from slime_stages.errors import SlimeStagesError
 from slime_stages.launch.chain_state import Chain, read_chain
-from slime_stages.launch.overview import IterationOverview, OpenOutput, StageOverview, TaskFact
+from slime_stages.launch.overview import IterationOverview, OpenOutput, RunJobs, StageOverview, TaskFact
 from slime_stages.lineage import manifests_kept
 from slime_stages.run.rundir import RunDir
 from slime_stages.slurm.jobs import Attempt, attempts_of, read_end, streams_over
@@ -34,22 +34,6 @@ MAX_RETRIES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunJobs:
-    """All jobs of a run that are in the queue."""
-
-    running: int = 0
-    """Tasks."""
-    queued: dict[str, int] = field(default_factory=dict)
-    """Tasks by the scheduler's reason."""
-    silence: str | None = None
-    """Why the scheduler does not say; None if it did, or was not asked."""
-
-    @property
-    def count(self) -> int:
-        return self.running + sum(self.queued.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Unit:
     """An output that is not there, with its submissions."""
 
@@ -63,9 +47,7 @@ class _Unit:
 def with_jobs(
     run: RunDir, iterations: Sequence[IterationOverview], evaluations: Sequence[IterationOverview]
 ) -> tuple[tuple[IterationOverview, ...], tuple[IterationOverview, ...], RunJobs]:
-    """The overviews with what jobs do about what is not there; unchanged for a run that never had a job."""
-    if not run.jobs_path.is_dir():
-        return tuple(iterations), tuple(evaluations), RunJobs()
+    """The overviews with what jobs do about what is not there."""
     units = [unit for part in (*iterations, *evaluations) for unit in _units(run, part)]
     queue, jobs = ask_scheduler(run, [attempt for unit in units for attempt in unit.attempts])
     chain = _chain(run)

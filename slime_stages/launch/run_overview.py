@@ -9,8 +9,7 @@ from pathlib import Path
 
 from slime_stages.errors import SlimeStagesError
 from slime_stages.launch.chain_state import read_chain
-from slime_stages.launch.job_facts import RunJobs, with_jobs
-from slime_stages.launch.overview import STAGES, IterationOverview, Problem, TaskFact, evaluation_names
+from slime_stages.launch.overview import STAGES, IterationOverview, Problem, RunJobs, TaskFact, evaluation_names
 from slime_stages.launch.summaries import Summaries
 from slime_stages.run.rundir import RunDir
 
@@ -54,15 +53,23 @@ class RunOverview:
         return [task for part in (*self.iterations, *self.evaluations) for task in part.tasks]
 
 
-def run_overview(run: RunDir, summaries: Summaries | None = None) -> RunOverview:
-    """Every iteration and evaluation of the run, in order. `summaries` of an earlier look spare some of the work."""
+def run_overview(run: RunDir, summaries: Summaries | None = None, *, newest: int | None = None) -> RunOverview:
+    """Every iteration and evaluation of the run, in order. `summaries` of an earlier look spare some of the work.
+
+    `newest`: so many of each are looked at closely, and what is not complete (see `summaries.py`); None: all.
+    """
     holds = {number: names_in(run.iteration_path(number)) for number in run.iterations()}
     begun = [(number, "train") for number, names in holds.items() if BEGUN.intersection(names)]
     evaluated = [
         (number, split) for number, names in holds.items() if "eval" in names for split in evaluation_names(run, number)
     ]
-    found = (summaries or Summaries(run)).overviews([*begun, *evaluated])
-    iterations, evaluations, jobs = with_jobs(run, found[: len(begun)], found[len(begun) :])
+    closely = None if newest is None else [*begun[-newest:], *evaluated[-newest:]]
+    found = (summaries or Summaries(run)).overviews([*begun, *evaluated], closely=closely)
+    iterations, evaluations, jobs = tuple(found[: len(begun)]), tuple(found[len(begun) :]), RunJobs()
+    if run.jobs_path.is_dir():
+        from slime_stages.launch.job_facts import with_jobs
+
+        iterations, evaluations, jobs = with_jobs(run, iterations, evaluations)
     chain = chain_overview(run)
     return RunOverview(
         run=str(run.root),

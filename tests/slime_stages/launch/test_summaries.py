@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import orjson
 import pytest
 
 from slime_stages import lineage, stage
-from slime_stages.launch import summaries
+from slime_stages.launch import iteration_overview, looks, summaries, summarise, summary_file
 from slime_stages.launch.overview import IterationOverview
 from slime_stages.launch.states import first_incomplete
 from slime_stages.launch.summaries import Summaries
@@ -36,7 +38,7 @@ def manifests_read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         paths.append(path)
         return read_manifest(path)
 
-    for module in (lineage, stage, summaries):
+    for module in (lineage, stage, iteration_overview, summarise):
         monkeypatch.setattr(module, "read_manifest", read)
     return paths
 
@@ -97,6 +99,46 @@ def test_damage_to_a_past_iteration_is_seen(small: SmallRun, damage: Callable[[S
     assert first_incomplete(small.run) == 0
 
 
+def replace_data(small: SmallRun) -> None:
+    path = small.run.shard_path("rollout", 0, 1, 2)
+    other = path.with_name("other")
+    other.write_bytes(b"too short")
+    other.rename(path)
+
+
+@pytest.mark.parametrize("damage", [remove_data, replace_data, remove_manifest, alter_manifest_and_put_its_time_back])
+def test_damage_is_seen_without_a_close_look(small: SmallRun, damage: Callable[[SmallRun], None]) -> None:
+    looked_at(small)
+    damage(small)
+
+    assert not Summaries(small.run).overviews([(0, "train")], closely=())[0].is_complete
+
+
+def test_data_cut_in_its_place_takes_a_close_look(small: SmallRun) -> None:
+    parts = [(0, "train"), (1, "train")]
+    looked_at(small)
+    cut_data(small)
+
+    def is_complete(closely: list[tuple[int, str]] | None) -> bool:
+        return Summaries(small.run).overviews(parts, closely=closely)[0].is_complete
+
+    assert is_complete(parts[1:])
+    assert not is_complete(parts[:1])
+    assert not is_complete(None)
+
+
+def test_what_is_not_complete_is_always_looked_at_closely(small: SmallRun) -> None:
+    path = small.run.shard_path("rollout", 0, 1, 2)
+    whole = path.read_bytes()
+    cut_data(small)
+    assert not looked_at(small)[0].is_complete
+
+    with path.open("r+b") as file:
+        file.write(whole)
+
+    assert Summaries(small.run).overviews([(0, "train")], closely=())[0].is_complete
+
+
 def test_weights_made_again_differently_leave_the_next_iteration_stale(small: SmallRun) -> None:
     looked_at(small)
     plan = small.plan(0)
@@ -129,6 +171,32 @@ def test_another_config_of_the_same_revision_leaves_it_stale(small: SmallRun) ->
     path.write_bytes(orjson.dumps(values))
 
     assert states(looked_at(small)[0])[0] == "stale"
+
+
+def test_other_code_that_reads_the_config_leaves_no_summary_true(
+    small: SmallRun, manifests_read: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at(small)
+    manifests_read.clear()
+    monkeypatch.setattr(summary_file, "_config_code", lambda: "other code")
+
+    looked_at(small)
+
+    assert small.run.manifest_path("train", 0) in manifests_read
+
+
+def test_a_complete_run_is_shown_without_loading_what_reads_configs_and_manifests(small: SmallRun) -> None:
+    looked_at(small)
+    code = (
+        "import sys; from slime_stages.cli.main import main; main(sys.argv[1:]); "
+        "print([name for name in ('slime_stages.config', 'slime_stages.run.manifest') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, "status", "--run", str(small.run.root)]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert "0  2/2 committed" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"seal": "0"}'])
@@ -171,7 +239,7 @@ def test_what_changed_a_moment_ago_is_not_summarised_yet(small: SmallRun, monkey
 def test_a_run_that_cannot_be_written_to_is_read(small: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
     before = looked_at(small)
     small.run.summary_path(0).unlink()
-    monkeypatch.setattr(summaries, "temporary_name", lambda path: Path("/proc/no/such/folder"))
+    monkeypatch.setattr(summary_file, "temporary_name", lambda path: Path("/proc/no/such/folder"))
 
     assert looked_at(small) == before
 
@@ -203,8 +271,8 @@ def test_who_watches_looks_at_a_complete_iteration_once_in_a_while(small: SmallR
 
 def test_where_every_look_is_slow_many_look_at_once(small: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
     before = looked_at(small)
-    monkeypatch.setattr(summaries, "SLOW_SECONDS", 0.0)
-    monkeypatch.setattr(summaries, "SLOW_LOOKS", 1)
+    monkeypatch.setattr(looks, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(looks, "SLOW_LOOKS", 1)
 
     assert looked_at(small) == before
 
