@@ -2,15 +2,18 @@
 
     python benchmarks/reward.py --samples 2000 --answers answers.jsonl
 
-Scores responses with reward type `math` twice: in a loop in this process, and in a reward pool with its deadline,
-memory limit and replaced workers, from the first task to the last answer; the pool's start is told apart. Rewards must
-be the same. `--answers` is a file of {"response", "label"}; without it they are solutions as models write them, in
-the forms of answers that occur in the MATH problems, right and wrong, each with numbers of its own. Best of three.
+Scores responses with reward type `math` three times: in a loop; in as many loops at once as there are workers, which
+is the most that the machine has to give; and in a reward pool with its deadline, memory limit and replaced workers,
+from the first task to the last answer; the pool's start is told apart. Rewards must be the same. Best of three.
+
+`--answers` is a file of {"response", "label"}; without it they are solutions as models write them, in the forms of
+answers that occur in the MATH problems, right and wrong, each with numbers of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -21,8 +24,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 from slime_stages.rewards.graders.math import grade_math
+from slime_stages.rewards.hub import warm_up
 from slime_stages.rewards.pool import RewardPool, RewardTask
 from slime_stages.sample import Sample
 
@@ -62,21 +67,26 @@ def main() -> None:
     options = parser.parse_args()
     answers = read_answers(options.answers) if options.answers else made_answers()
     answers = list(itertools.islice(itertools.cycle(answers), options.samples))
-    grade_math(r"\boxed{2x+1}", "1+2x")  # imports
+    warm_up(SimpleNamespace(rm_type="math"))  # the loops begin with what the pool's workers begin with
 
-    alone, expected = min(in_a_fresh_process(answers) for _ in range(ROUNDS))
-    rounds = [pooled(answers, options.workers) for _ in range(ROUNDS)]
-    together, started, _ = min(rounds)
-    assert all(rewards == expected for _, _, rewards in rounds), "the pool's rewards are not the loop's"
-    processor = [processor_seconds(lambda: in_a_fresh_process(answers), lambda: in_a_fresh_process(()))]
-    processor += [processor_seconds(lambda: pooled(answers, options.workers), lambda: pooled((), options.workers))]
+    loops, halves, pools = [], [], []
+    for _ in range(ROUNDS):  # in turns: what else the machine does, it does to all three
+        loops.append(in_fresh_processes([answers]))
+        halves.append(in_fresh_processes(shares(answers, options.workers)))
+        pools.append(pooled(answers, options.workers))
+    alone, expected = min(loops)
+    together, started, _ = min(pools)
+    assert all(rewards == expected for _, _, rewards in pools), "the pool's rewards are not the loop's"
+    of_loop = processor_seconds(lambda: in_fresh_processes([answers]), lambda: in_fresh_processes([[]]))
+    of_pool = processor_seconds(lambda: pooled(answers, options.workers), lambda: pooled([], options.workers))
 
-    count = len(answers)
+    count, at_once = len(answers), min(halves)[0]
     overhead = (together - alone / options.workers) / count
     print(f"{count:,} answers, {sum(expected):,.0f} right; best of {ROUNDS}")
     print(f"plain loop       {count / alone:>9,.0f} samples/s   {alone / count * 1e3:.2f} ms a sample")
+    print(f"{options.workers} loops at once  {count / at_once:>9,.0f} samples/s   {alone / at_once:.2f} times as fast")
     print(f"pool of {options.workers:<8} {count / together:>9,.0f} samples/s   started in {started:.2f} s")
-    print("processor time   " + ", ".join(f"{seconds / count * 1e3:.2f}" for seconds in processor) + " ms a sample")
+    print(f"processor time   {of_loop / count * 1e3:.2f}, {of_pool / count * 1e3:.2f} ms a sample, loop and pool")
     print(f"{alone / together:.2f} times as fast; {overhead * 1e3:.2f} ms more for a sample than its share of the loop")
 
 
@@ -91,10 +101,23 @@ def processor_seconds(work: Callable[[], object], nothing: Callable[[], object])
     return spent[1] - spent[0]
 
 
-def in_a_fresh_process(answers: Sequence[Answer]) -> tuple[float, list[float]]:
-    """What the loop has seen before, it does not work out again: as the pool's workers, it begins without that."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as executor:
-        return executor.submit(plain_loop, answers).result()
+def shares(answers: Sequence[Answer], count: int) -> list[Sequence[Answer]]:
+    """As many neighbours each, so that every form of answer is as frequent in all."""
+    ends = [round(len(answers) * part / count) for part in range(count + 1)]
+    return [answers[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def in_fresh_processes(parts: Sequence[Sequence[Answer]]) -> tuple[float, list[float]]:
+    """Seconds of the slowest of the loops, each in a process of its own, and all rewards.
+
+    What a loop has seen before, it does not work out again: as the pool's workers, it begins without that.
+    """
+    with contextlib.ExitStack() as stack:
+        fork = multiprocessing.get_context("fork")
+        executors = [stack.enter_context(ProcessPoolExecutor(1, mp_context=fork)) for _ in parts]
+        loops = [executor.submit(plain_loop, part) for executor, part in zip(executors, parts, strict=True)]
+        results = [loop.result() for loop in loops]
+    return max(seconds for seconds, _ in results), [reward for _, rewards in results for reward in rewards]
 
 
 def plain_loop(answers: Sequence[Answer]) -> tuple[float, list[float]]:

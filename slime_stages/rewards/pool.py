@@ -97,15 +97,14 @@ class RewardPool:
     ) -> None:
         """Start the workers, without waiting for them; `args` are the settings that reward functions get to see."""
         limits = {"workers": workers, "timeout_seconds": timeout_seconds, "tasks_per_worker": tasks_per_worker}
-        limits["requests"] = requests
-        limits |= {} if memory_bytes is None else {"memory_bytes": memory_bytes}
+        limits |= {"requests": requests} | ({} if memory_bytes is None else {"memory_bytes": memory_bytes})
         for name, value in limits.items():
             if value <= 0:
                 raise UsageError(f"the reward pool's {name} must be more than 0, not {value}")
         self._outstanding: dict[int, RewardTask] = {}
         self._next_number = 0
         self._args = SimpleNamespace(**args)
-        self._most_units, self._most_remote = 2 * workers, requests
+        self._workers, self._most_units, self._most_remote = workers, 2 * workers, requests
         self._unit_of: dict[int, int] = {}
         self._left_of_units: dict[int, int] = {}
         self._remote: set[int] = set()
@@ -128,8 +127,8 @@ class RewardPool:
     def score(self, tasks: Iterable[RewardTask], *, seconds: float | None = None) -> Iterator[RewardOutcome]:
         """The outcome of each task, in the order in which they end.
 
-        Takes tasks only as workers become free: at most two units for each worker are held at a time, and as many
-        tasks for a reward server as may be on their way. A unit is one task, or some plain ones that are quick.
+        Takes tasks only as workers become free: at most two units for each worker are held at a time (three of quick
+        tasks), and as many tasks for a reward server as may be on their way. A unit is one task, or some quick ones.
         RetryableError if not all have ended within so many seconds.
         """
         for kept in (self._outstanding, self._unit_of, self._left_of_units, self._remote, self._ready):
@@ -194,8 +193,7 @@ class RewardPool:
         has_remote_room = bool(getattr(self._args, "rm_url", None)) and len(self._remote) < self._most_remote
         if not has_room and not has_remote_room:
             return []
-        first = ahead.peek()
-        if first is None or not (has_remote_room if first.is_remote else has_room):
+        if (first := ahead.peek()) is None or not (has_remote_room if first.is_remote else has_room):
             return []
         unit = [*ahead.take()]
         while first.is_plain and len(unit) < self._unit_size() and (more := ahead.peek()) and more.is_plain:
@@ -221,6 +219,8 @@ class RewardPool:
             self._remote.update(numbers)
             self._send(numbers[0], wire.REMOTE + unit[0].body)
             return
+        # Of quick ones a worker has the next before it is through; one more waits for whoever comes first.
+        self._most_units = self._workers * (2 if len(unit) == 1 else 3)
         self._left_of_units[numbers[0]] = len(unit)
         self._unit_of.update(dict.fromkeys(numbers, numbers[0]))
         messages = (wire.pack(number, packed.body) for number, packed in zip(numbers, unit, strict=True))

@@ -12,13 +12,13 @@ import json
 import pickle
 import random
 import time
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from slime_stages.errors import DataError, UsageError
 from slime_stages.rewards.tasks import RewardStatus, RewardTimeout, answer_of, check_reward
+from slime_stages.serving.per_loop import PerLoop
 
 REMOTE = "remote_rm"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 15.0
@@ -123,15 +123,14 @@ class RemoteScorer:
         await self._server.close()
 
 
-_clients: weakref.WeakKeyDictionary[Any, RewardServer] = weakref.WeakKeyDictionary()
+_servers = PerLoop(lambda: RewardServer(_IN_FLIGHT_OF_A_WORKER))
 
 
 async def ask_server(args: Any, asked: Mapping[str, Any]) -> Any:
     """`remote_rm` within a worker: for lists that mix types, and for custom functions that call the hub."""
-    loop = asyncio.get_running_loop()
-    client = _clients.setdefault(loop, RewardServer(_IN_FLIGHT_OF_A_WORKER))
+    server = await _servers.get()
     # A little before the worker would be killed, so that the message tells what the server said.
-    return await client.ask(server_url(args), asked, 0.95 * float(getattr(args, "reward_timeout", 60.0)))
+    return await server.ask(server_url(args), asked, 0.95 * float(getattr(args, "reward_timeout", 60.0)))
 
 
 def server_url(args: Any) -> str:

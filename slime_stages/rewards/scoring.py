@@ -235,7 +235,8 @@ def _identity(sample: Sample) -> Identity:
 
 
 def _checked(reward: Any, trace: str | None, outcome: RewardOutcome, config: Config, *, evaluation: bool) -> Score:
-    if isinstance(reward, dict) and number(reward, config, evaluation=evaluation) is None:
+    is_read_later = config.algorithm.custom_reward_post_process_path is not None and not evaluation
+    if isinstance(reward, dict) and not is_read_later and number(reward, config, evaluation=evaluation) is None:
         keys = ", ".join(reward)
         raise UsageError(
             f"the reward is a dict with {keys}; reward_key is {config.reward.reward_key!r}",

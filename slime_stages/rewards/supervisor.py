@@ -115,10 +115,11 @@ class Supervisor:
         if worker.failure is not None:
             self._blame(unit, next(iter(unit)), RewardStatus.ERROR, worker.failure, 0.0)
             return True
-        worker.writer.write(wire.pack(0, b"".join(wire.pack(number, task) for number, task in unit.items())))
-        worker.is_busy, sent = True, time.monotonic()
+        _send(worker, unit)
+        worker.is_busy, sent, last_count = True, time.monotonic(), len(unit)
         try:
             while unit:
+                last_count = self._send_more(worker, unit, last_count)
                 message = await self._report(worker, sent)
                 if message is None:
                     number, started = worker.clock.read()
@@ -140,6 +141,19 @@ class Supervisor:
             worker.is_busy = False
         return False
 
+    def _send_more(self, worker: Worker, unit: dict[int, bytes], last_count: int) -> int:
+        """Send the next unit, too, while the worker has no more left than the last one; how many the last one has.
+
+        Only after quick tasks, which a unit has several of: behind one that may hang, another worker would be sooner.
+        """
+        is_enough = worker.task_count + len(unit) >= self._settings.tasks_per_worker
+        if last_count == 1 or len(unit) > last_count or is_enough or self._units.empty():
+            return last_count
+        more = dict(wire.split(self._units.get_nowait()))
+        _send(worker, more)
+        unit.update(more)
+        return len(more)
+
     async def _report(self, worker: Worker, sent: float) -> tuple[int, bytes] | None:
         """The worker's next answers, or None if it is gone; TimeoutError once a task has run for too long."""
         reading = asyncio.ensure_future(wire.read(worker.reader))
@@ -155,8 +169,7 @@ class Supervisor:
 
     def _blame(self, unit: dict[int, bytes], number: int, status: RewardStatus, message: str, seconds: float) -> None:
         """Answer for the task that took its worker down."""
-        if number not in unit:  # it died before it began
-            number = next(iter(unit))
+        number = number if number in unit else next(iter(unit))  # it died before it began
         del unit[number]
         answer = answer_of(status, None, message, seconds, is_spent=True)
         self._client.write(wire.pack(1, report_of([(number, answer)])))
@@ -264,6 +277,10 @@ class Supervisor:
                 process_tree.kill_tree(pid)
             await asyncio.sleep(0.01)
             self._reap()
+
+
+def _send(worker: Worker, unit: dict[int, bytes]) -> None:
+    worker.writer.write(wire.pack(0, b"".join(wire.pack(number, task) for number, task in unit.items())))
 
 
 def main(descriptor: int) -> None:

@@ -103,7 +103,8 @@ texts = st.one_of(soup, boxed, nested, nested.map(lambda text: f"</think>\\boxed
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RewardPool]:
-    with open_pool(args={"rm_type": "math"}, timeout_seconds=2.0, memory_bytes=2 << 30) as pool:
+    """The type that takes longest to import is the run's: workers that are replaced then begin with it."""
+    with open_pool(args={"rm_type": "math_verify"}, timeout_seconds=2.0, memory_bytes=2 << 30) as pool:
         yield pool
 
 
@@ -139,9 +140,8 @@ def test_a_text_of_a_megabyte_does_too(pool: RewardPool, piece: str) -> None:
 
 def test_an_answer_of_a_megabyte_is_wrong_and_not_null(pool: RewardPool) -> None:
     response = f"\\boxed{{{'a' * 1_000_000}}}"
+    sample = Sample(response=response, label="a", metadata={"rm_type": "math"})
 
-    [outcome] = pool.score(
-        [RewardTask(key="0", samples=[Sample(response=response, label="a").to_dict()], is_list=False)]
-    )
+    [outcome] = pool.score([RewardTask(key="0", samples=[sample.to_dict()], is_list=False)])
 
     assert outcome.rewards == [0.0]

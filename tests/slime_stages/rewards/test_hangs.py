@@ -9,9 +9,10 @@ import pytest
 from slime_stages.errors import RetryableError
 from slime_stages.rewards.pool import RewardTask
 from slime_stages.sample import Sample
-from tests.slime_stages.rewards.pool_tasks import HOSTILE, act, open_pool
+from tests.slime_stages.rewards.pool_tasks import act, open_pool
 
-TIMEOUT, GRACE = 2.0, 2.0
+pytestmark = pytest.mark.alone
+TIMEOUT, GRACE = 1.0, 2.0
 
 CORPUS = {
     "catastrophic_regex": {"timeout"},
@@ -70,7 +71,7 @@ def test_programs_under_test_that_hang_are_wrong_and_not_null() -> None:
         "import os, time\nfor _ in range(7):\n    os.fork()\n    time.sleep(0.05)\ntime.sleep(60)",
         "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
     ]
-    args = {"rm_type": "code", "code_timeout": 1.0, "reward_timeout": 4.0}
+    args = {"rm_type": "code", "code_timeout": 0.5, "reward_timeout": 4.0}
     tasks = [
         RewardTask(
             key=str(row),
@@ -87,16 +88,13 @@ def test_programs_under_test_that_hang_are_wrong_and_not_null() -> None:
 
 
 def test_a_shard_that_is_out_of_time_says_what_is_left() -> None:
-    args = {"custom_rm_path": f"{HOSTILE}.reward"}
     tasks = [act("good"), *(act("ignored_sigterm", key=f"{row}") for row in range(30))]
-    started = time.monotonic()
 
-    with (
-        open_pool(args=args, workers=1) as pool,
-        pytest.raises(RetryableError, match=r"30 samples were not scored within 1\.5 s: 0, 1, 2.* 19, …$") as caught,
-    ):
-        for _ in pool.score(tasks, seconds=1.5):
-            pass
+    with open_pool(workers=1) as pool:
+        list(pool.score([act("good")]))  # it is up
+        started = time.monotonic()
+        with pytest.raises(RetryableError, match=r"30 samples were not scored within 1 s: 0, 1, 2.* 19, …$") as caught:
+            list(pool.score(tasks, seconds=1.0))
 
     assert caught.value.exit_code == 75
     assert time.monotonic() - started < 10
@@ -116,7 +114,7 @@ def test_in_a_unit_of_quick_samples_the_one_that_hangs_is_blamed_and_no_other() 
     hung = {row: outcome for row, outcome in outcomes.items() if outcome.status.value != "scored"}
     assert len(outcomes) == 200
     assert {row: outcome.message for row, outcome in hung.items()} == dict.fromkeys(
-        (150, 155), "no answer after 2 s: killed"
+        (150, 155), "no answer after 1 s: killed"
     )
     assert all(TIMEOUT <= outcome.seconds <= TIMEOUT + GRACE for outcome in hung.values())
     assert all(outcome.rewards == [0.0] for row, outcome in outcomes.items() if row not in hung)

@@ -21,6 +21,13 @@ def server() -> Iterator[RewardServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[RewardServer, RewardPool]]:
+    """A server that has been asked other things before, and a pool that asks it."""
+    with reward_server() as server, pool_for(server.url) as pool:
+        yield server, pool
+
+
 def pool_for(url: str, **changes: Any) -> RewardPool:
     args = {"rm_type": "remote_rm", "rm_url": url, "reward_timeout": changes.get("timeout_seconds", 30.0)}
     return open_pool(**({"args": args} | changes))
@@ -35,21 +42,25 @@ def score(pool: RewardPool, *tasks: RewardTask) -> dict[str, RewardOutcome]:
     return {outcome.key: outcome for outcome in pool.score(tasks)}
 
 
-def test_the_server_gets_prompt_response_and_label_and_its_json_is_the_reward(server: RewardServer) -> None:
-    with pool_for(server.url) as pool:
-        outcomes = score(pool, task("length"), task("parts"))
+def test_the_server_gets_prompt_response_and_label_and_its_json_is_the_reward(
+    shared: tuple[RewardServer, RewardPool],
+) -> None:
+    server, pool = shared
+
+    outcomes = score(pool, task("length"), task("parts"))
 
     assert outcomes["length"].rewards == [3.0]
     assert outcomes["parts"].rewards == [{"score": 0.5, "why": "half"}]
     assert {"prompt": "p", "response": "abc", "label": "length"} in server.bodies
 
 
-def test_what_may_be_over_soon_is_tried_again(server: RewardServer) -> None:
-    with pool_for(server.url) as pool:
-        outcomes = score(pool, task("recovers"), task("breaks_off"))
+def test_what_may_be_over_soon_is_tried_again(shared: tuple[RewardServer, RewardPool]) -> None:
+    server, pool = shared
+
+    outcomes = score(pool, task("recovers"), task("breaks_off"))
 
     assert [outcomes[name].rewards for name in ("recovers", "breaks_off")] == [[3.0], [3.0]]
-    assert server.asked == {"recovers": 3, "breaks_off": 3}
+    assert [server.asked[name] for name in ("recovers", "breaks_off")] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -63,10 +74,11 @@ def test_what_may_be_over_soon_is_tried_again(server: RewardServer) -> None:
     ],
 )
 def test_any_other_answer_is_final_and_an_error_of_its_sample_alone(
-    server: RewardServer, label: str, message: str
+    shared: tuple[RewardServer, RewardPool], label: str, message: str
 ) -> None:
-    with pool_for(server.url) as pool:
-        outcomes = score(pool, task(label), task("length"))
+    server, pool = shared
+
+    outcomes = score(pool, task(label), task("length"))
 
     assert (outcomes[label].rewards, outcomes[label].status.value) == ([None], "error")
     assert message in str(outcomes[label].message)
@@ -128,16 +140,15 @@ def test_a_type_in_the_metadata_goes_to_the_server_or_away_from_it(server: Rewar
     assert outcomes["boxed"].rewards == [4.0]
 
 
-def test_samples_that_belong_together_are_asked_for_each_on_its_own(server: RewardServer) -> None:
+def test_samples_that_belong_together_are_asked_for_each_on_its_own(shared: tuple[RewardServer, RewardPool]) -> None:
     samples = [Sample(response="a" * count, label="length").to_dict() for count in (1, 2, 3)]
     mixed = [samples[0], Sample(response="cat", label="cat", metadata={"rm_type": "f1"}).to_dict()]
 
-    with pool_for(server.url) as pool:
-        outcomes = score(
-            pool,
-            RewardTask(key="group", samples=samples, is_list=True),
-            RewardTask(key="mixed", samples=mixed, is_list=True),
-        )
+    outcomes = score(
+        shared[1],
+        RewardTask(key="group", samples=samples, is_list=True),
+        RewardTask(key="mixed", samples=mixed, is_list=True),
+    )
 
     assert outcomes["group"].rewards == [1.0, 2.0, 3.0]
     assert outcomes["mixed"].rewards == [1.0, 1.0]
