@@ -6,6 +6,8 @@ CONFIG ?= examples/quickstart/quickstart.toml
 N      ?= 3
 EXECUTOR ?= local
 ARGS   ?=
+# Processes that tests run in at once, each with an engine and a cluster of its own; 0: none beside the first.
+WORKERS ?= 2
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -32,13 +34,13 @@ quickstart-assets: $(READY)
 	@$(BIN)/python -m examples.quickstart.prepare
 
 test: $(READY) ## run the tests, real parts included
-	@$(BIN)/python -m pytest -m "not slow and not gpu and not slurm" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not slurm" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(READY) ## run the tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-slurm: $(READY) ## run the tests that boot a SLURM cluster on this machine
-	@$(BIN)/python -m pytest -m "slurm and not slow" tests/slurm $(ARGS)
+	@$(BIN)/python -m pytest -m "slurm and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/slurm $(ARGS)
 
 test-gpu: $(READY) ## run the tests that need a GPU
 	@$(BIN)/python -m pytest -m gpu $(ARGS)

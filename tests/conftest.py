@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,19 @@ from tests.fixtures.tiny_model import make_tiny_model, make_tiny_prompts
 # As engines and stages run: threads sleep while they wait, and MKL gives the same bits with any number of them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
+# Models here are so small that a second thread only waits, and spins against the other worker's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def _alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Has the other worker of `make test` wait while a test runs that is marked `alone`."""
+    own = tmp_path_factory.getbasetemp()
+    folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with (folder / "alone.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH)
+        yield
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a process that the test forked may still have the file open
 
 
 @pytest.fixture(scope="session")

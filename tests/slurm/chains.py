@@ -15,6 +15,7 @@ from slime_stages.launch.states import first_incomplete
 from slime_stages.run.rundir import RunDir
 from slime_stages.serving.engine import Engine
 from slime_stages.slurm.jobs import Attempt, TaskEnd, all_attempts, read_end
+from slime_stages.slurm.names import job_name
 from slime_stages.slurm.requeue import progress_of
 from tests.e2e.runs import SETTINGS
 from tests.slurm.cluster import Cluster
@@ -173,4 +174,4 @@ class ChainRun:
     def _is_over(self, target: int) -> bool:
         chain = read_chain(self.run)
         is_done = chain is not None and (chain.stopped is not None or first_incomplete(self.run) >= target)
-        return is_done and not self.cluster.run("squeue", "-h")
+        return is_done and not self.cluster.run("squeue", "-h", f"--name={job_name(self.run)}")

@@ -1,9 +1,9 @@
-"""One cluster for all tests here; each finds it empty, with every node idle."""
+"""One cluster for all tests that a process runs; each finds it empty, with every node idle."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,10 +36,22 @@ def slurm(cluster: Cluster) -> Iterator[Cluster]:
     cluster.clear()
 
 
+@pytest.fixture(scope="session")
+def new_chain(
+    cluster: Cluster, tiny_model: Path, tiny_prompts: Path, tiny_engine: Engine
+) -> Callable[[Path], ChainRun]:
+    """A run in a folder, of 2 shards an iteration, not begun; its generate function does as `plant` says."""
+
+    def make(folder: Path) -> ChainRun:
+        engine = at_version_0(tiny_engine)
+        made = ChainRun(folder=folder, cluster=cluster, model=tiny_model, prompts=tiny_prompts, engine=engine)
+        made.settings = dict(FAULTS)
+        return made.prepare()
+
+    return make
+
+
 @pytest.fixture
-def chain(slurm: Cluster, tmp_path: Path, tiny_model: Path, tiny_prompts: Path, tiny_engine: Engine) -> ChainRun:
-    """A run of 2 shards an iteration, not begun; its generate function does as `plant` says."""
-    engine = at_version_0(tiny_engine)
-    made = ChainRun(folder=tmp_path / "c", cluster=slurm, model=tiny_model, prompts=tiny_prompts, engine=engine)
-    made.settings = dict(FAULTS)
-    return made.prepare()
+def chain(slurm: Cluster, tmp_path: Path, new_chain: Callable[[Path], ChainRun]) -> ChainRun:
+    """A run on an idle cluster."""
+    return new_chain(tmp_path / "c")

@@ -130,6 +130,7 @@ def test_a_job_drives_a_run_whose_jobs_may_not_submit_and_goes_on_after_its_own_
     chain.cluster.run("scancel", "--batch", "--signal=USR2", job)  # as at its time limit
 
     assert chain.wait(2, seconds=400.0).stopped is None
+    chain.until(lambda: not chain.cluster.run("squeue", "-h"), "the end of the driver")
     assert first_incomplete(chain.run) == 2
     assert [attempt.shards for attempt in chain.attempts("rollout", 0)] == [(0, 1), (1,)]
     assert {attempt.claimed_by for attempt in all_attempts(chain.run)} == {f"job:{job}"}

@@ -1,15 +1,20 @@
-"""Rollouts that run into their time limit, as part of a whole chain: one that drains, and one that hears nothing."""
+"""Rollouts that run into their time limit, as part of a whole chain: one that drains, and one that hears nothing.
+
+SLURM counts time limits in minutes, so both runs wait for theirs at once.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from slime_stages.launch.states import first_incomplete
 from tests.slurm.chains import ChainRun
+from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.slurm
 
@@ -21,9 +26,24 @@ os.execv(sys.argv[1], sys.argv[1:])
 """A program that starts another one to which signals do not get through, as some containers do."""
 
 
-def test_a_rollout_drains_before_its_time_limit_and_the_same_job_ends_it(chain: ChainRun) -> None:
-    chain.plant(0, 3, "sleep 600")  # groups 2 and 3 are shard 1; group 2 is finished by then
-    chain.iter(1, "--slurm-rollout-time", "3")
+@pytest.fixture(scope="module")
+def begun(
+    cluster: Cluster, new_chain: Callable[[Path], ChainRun], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ChainRun, ChainRun]]:
+    """A run whose rollout drains, and one whose rollout is deaf to signals; groups 2 and 3 are shard 1 of each."""
+    draining, deaf = (new_chain(tmp_path_factory.mktemp("limits") / name) for name in ("draining", "deaf"))
+    draining.plant(0, 3, "sleep 600")  # group 2 is finished by the time limit
+    (deaf.folder / "deaf.py").write_text(DEAF)
+    deaf.edit_header("rollout", "exec ", f"exec {sys.executable} {deaf.folder}/deaf.py ")
+    deaf.plant(0, 3, "freeze 8", "", "freeze 0")  # one for each of its two samples, the first time
+    draining.iter(1, "--slurm-rollout-time", "3")
+    deaf.iter(1, "--slurm-rollout-time", "1")
+    yield draining, deaf
+    cluster.clear()
+
+
+def test_a_rollout_drains_before_its_time_limit_and_the_same_job_ends_it(begun: tuple[ChainRun, ChainRun]) -> None:
+    chain, _ = begun
 
     assert chain.wait(1, seconds=420.0).stopped is None
 
@@ -38,12 +58,9 @@ def test_a_rollout_drains_before_its_time_limit_and_the_same_job_ends_it(chain: 
 
 
 def test_a_rollout_that_is_cut_off_goes_on_while_its_journal_grows_and_then_asks_for_time(
-    chain: ChainRun, tmp_path: Path
+    begun: tuple[ChainRun, ChainRun],
 ) -> None:
-    (tmp_path / "deaf.py").write_text(DEAF)
-    chain.edit_header("rollout", "exec ", f"exec {sys.executable} {tmp_path}/deaf.py ")
-    chain.plant(0, 3, "freeze 8", "", "freeze 0")  # one for each of its two samples, the first time
-    chain.iter(1, "--slurm-rollout-time", "1")
+    _, chain = begun
 
     stopped = chain.wait(1, seconds=420.0)
 

@@ -11,6 +11,7 @@ import torch.distributed as distributed
 
 from stages.train.steps import Steps
 from tests.stages.train.batches import settings, train
+from tests.stages.train.megatron.groups import leave_groups
 
 LOSSES: dict[str, dict[str, Any]] = {
     "grpo": {},
@@ -79,12 +80,9 @@ def measured(steps: Steps) -> dict[str, Any]:
 
 
 def main(models: Path, output: Path) -> None:
-    from megatron.core import parallel_state
-
     found = {}
     for layout, flags in SPLITS.items():
-        if parallel_state.model_parallel_is_initialized():
-            parallel_state.destroy_model_parallel()
+        leave_groups()
         for name, loss in LOSSES.items():
             packed = {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 32}
             config = settings(**loss, **flags, **packed, actor_num_gpus_per_node=2)

@@ -16,6 +16,7 @@ from stages.train.megatron import checkpoint
 from stages.train.megatron.packing import pack_samples
 from stages.train.megatron.settings import TrainerSettings
 from stages.train.megatron.step import Trainer
+from tests.stages.train.megatron.groups import leave_groups
 from tests.stages.train.megatron.tiny_models import SETTINGS, make_samples, weighted_loss
 from tests.stages.train.megatron.two_ranks import gather_weights, same_on_both_ranks, uneven_halves
 
@@ -42,17 +43,10 @@ def write_weights(trainer: Trainer, model: Path, path: Path) -> None:
         save_file(weights, path)
 
 
-def new_trainer(model: Path, settings: TrainerSettings) -> Trainer:
-    from megatron.core import parallel_state
-
-    if parallel_state.model_parallel_is_initialized():
-        parallel_state.destroy_model_parallel()
-    return Trainer(model, settings)
-
-
 def save_and_resume(model: Path, output: Path, name: str, settings: TrainerSettings) -> None:
     """Three steps, a save in the background of three more; then the same three again from the checkpoint."""
-    trainer = new_trainer(model, settings)
+    leave_groups()
+    trainer = Trainer(model, settings)
     train(trainer, range(3))
     write_weights(trainer, model, output / f"{name}-saved.safetensors")
     torch.rand(distributed.get_rank() + 3)  # so that the generators are not as they were made
@@ -63,7 +57,7 @@ def save_and_resume(model: Path, output: Path, name: str, settings: TrainerSetti
     pending.wait()
     write_weights(trainer, model, output / f"{name}-straight.safetensors")
 
-    trainer = new_trainer(model, settings)
+    trainer = Trainer(model, settings)
     checkpoint.load(trainer, output / name, 3)
     train(trainer, range(3, 6))
     write_weights(trainer, model, output / f"{name}-resumed.safetensors")
@@ -71,7 +65,8 @@ def save_and_resume(model: Path, output: Path, name: str, settings: TrainerSetti
 
 def reshard(model: Path, output: Path) -> None:
     """Two pipeline stages go on where two tensor-parallel ranks stopped, and save in turn."""
-    trainer = new_trainer(model, PIPELINE_PARALLEL)
+    leave_groups()
+    trainer = Trainer(model, PIPELINE_PARALLEL)
     checkpoint.load(trainer, output / "tensor-parallel", 3)
     train(trainer, range(3, 6))
     write_weights(trainer, model, output / "resharded.safetensors")

@@ -21,7 +21,7 @@ from slime_stages.weights.folders import has_live_writer
 from slime_stages.weights.torch_dist import TorchDistReader
 from stages.train.megatron import checkpoint
 from stages.train.megatron.step import Trainer
-from tests.stages.train.megatron.checkpoint_ranks import new_trainer, train
+from tests.stages.train.megatron.checkpoint_ranks import train
 from tests.stages.train.megatron.tiny_models import SETTINGS, save_tiny_model
 from tests.stages.train.megatron.two_ranks import gather_weights
 
@@ -78,7 +78,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def test_a_fresh_process_resumes_exactly_from_a_save_in_the_background(model: Path, tmp_path: Path) -> None:
-    trainer = new_trainer(model, SETTINGS)
+    trainer = Trainer(model, SETTINGS)
     train(trainer, range(3))
     pending = checkpoint.save(trainer, tmp_path, 3, background=True)
     train(trainer, range(3, 6))
@@ -95,13 +95,13 @@ def test_a_fresh_process_resumes_exactly_from_a_save_in_the_background(model: Pa
 @pytest.mark.parametrize("distributed_optimizer", [False, True])
 def test_training_resumes_exactly(model: Path, tmp_path: Path, dtype: str, distributed_optimizer: bool) -> None:
     settings = replace(SETTINGS, dtype=dtype, use_distributed_optimizer=distributed_optimizer)
-    trainer = new_trainer(model, settings)
+    trainer = Trainer(model, settings)
     train(trainer, range(2))
     checkpoint.save(trainer, tmp_path, 2, background=False).wait()
     train(trainer, range(2, 5))
     expected = parameters(trainer)
 
-    trainer = new_trainer(model, settings)
+    trainer = Trainer(model, settings)
     restored = checkpoint.load(trainer, tmp_path, 2)
     train(trainer, range(2, 5))
 
@@ -130,7 +130,7 @@ def test_weights_that_two_ranks_wrote_are_exported_whole(
 @pytest.mark.parametrize("name", ["distributed-optimizer", "tensor-parallel"])
 def test_one_rank_goes_on_where_two_stopped(model: Path, two_ranks: Path, name: str) -> None:
     settings = replace(SETTINGS, use_distributed_optimizer=name == "distributed-optimizer")
-    trainer = new_trainer(model, settings)
+    trainer = Trainer(model, settings)
 
     restored = checkpoint.load(trainer, two_ranks / name, 3)
 
@@ -151,7 +151,7 @@ def test_pipeline_stages_go_on_where_tensor_parallel_ranks_stopped_and_one_rank_
     for key, expected in straight.items():
         torch.testing.assert_close(resharded[key], expected, atol=2e-5, rtol=0)
 
-    trainer = new_trainer(model, SETTINGS)
+    trainer = Trainer(model, SETTINGS)
     checkpoint.load(trainer, two_ranks / "pipeline-parallel", 6)
 
     assert_equal(gather_weights(trainer, model), resharded)
@@ -159,7 +159,7 @@ def test_pipeline_stages_go_on_where_tensor_parallel_ranks_stopped_and_one_rank_
 
 
 def test_the_weights_can_be_read_before_the_optimizer_is_written(model: Path, tmp_path: Path) -> None:
-    trainer = new_trainer(model, SETTINGS)
+    trainer = Trainer(model, SETTINGS)
     train(trainer, range(1))
 
     pending = checkpoint.save(trainer, tmp_path, 1, background=True)
@@ -183,7 +183,7 @@ def test_the_weights_can_be_read_before_the_optimizer_is_written(model: Path, tm
 def test_a_killed_save_is_not_resumed_from_and_the_next_one_replaces_it(
     model: Path, tmp_path: Path, action: str
 ) -> None:
-    trainer = new_trainer(model, SETTINGS)
+    trainer = Trainer(model, SETTINGS)
     checkpoint.save(trainer, tmp_path, 3, background=False).wait()
 
     assert run_program(model, tmp_path, action).returncode == -signal.SIGKILL
@@ -198,7 +198,7 @@ def test_a_killed_save_is_not_resumed_from_and_the_next_one_replaces_it(
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_full_disk_is_told_and_leaves_nothing(model: Path, tmp_path: Path, background: bool) -> None:
-    trainer = new_trainer(model, SETTINGS)
+    trainer = Trainer(model, SETTINGS)
 
     with largest_file(30_000), pytest.raises(RetryableError, match=r"no space left to write .*distcp"):
         checkpoint.save(trainer, tmp_path, 1, background=background).wait()
@@ -207,12 +207,12 @@ def test_a_full_disk_is_told_and_leaves_nothing(model: Path, tmp_path: Path, bac
 
 
 def test_a_checkpoint_is_replaced_by_a_later_save_of_its_iteration(model: Path, tmp_path: Path) -> None:
-    trainer = new_trainer(model, SETTINGS)
+    trainer = Trainer(model, SETTINGS)
     checkpoint.save(trainer, tmp_path, 1, background=False).wait()
     train(trainer, range(1))
     checkpoint.save(trainer, tmp_path, 1, background=False).wait()
 
-    fresh = new_trainer(model, SETTINGS)
+    fresh = Trainer(model, SETTINGS)
     checkpoint.load(fresh, tmp_path, 1)
 
     assert_equal(parameters(fresh), parameters(trainer))
@@ -223,7 +223,7 @@ def test_a_checkpoint_is_replaced_by_a_later_save_of_its_iteration(model: Path, 
 def test_the_optimizer_of_a_save_that_was_replaced_meanwhile_does_not_join_the_other_one(
     model: Path, tmp_path: Path, background: bool
 ) -> None:
-    trainer = new_trainer(model, SETTINGS)
+    trainer = Trainer(model, SETTINGS)
     replaced = checkpoint.save(trainer, tmp_path, 1, background=background)
     replaced.wait_for_weights("replaced")
     train(trainer, range(1))
@@ -231,7 +231,7 @@ def test_the_optimizer_of_a_save_that_was_replaced_meanwhile_does_not_join_the_o
 
     replaced.wait()
 
-    fresh = new_trainer(model, SETTINGS)
+    fresh = Trainer(model, SETTINGS)
     checkpoint.load(fresh, tmp_path, 1)
     assert_equal(parameters(fresh), parameters(trainer))
     assert read_record(tmp_path / "iter_0000001").content == ""
@@ -240,7 +240,7 @@ def test_the_optimizer_of_a_save_that_was_replaced_meanwhile_does_not_join_the_o
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_save_that_is_given_up_leaves_nothing(model: Path, tmp_path: Path, whole: bool) -> None:
-    trainer = new_trainer(model, SETTINGS)
+    trainer = Trainer(model, SETTINGS)
     checkpoint.save(trainer, tmp_path, 1, background=False).wait()
     pending = checkpoint.save(trainer, tmp_path, 1, background=True)
     pending.prepare("lost", whole=whole)
@@ -253,11 +253,11 @@ def test_a_save_that_is_given_up_leaves_nothing(model: Path, tmp_path: Path, who
 
 
 def test_the_learning_rate_of_the_config_in_force_counts(model: Path, tmp_path: Path) -> None:
-    trainer = new_trainer(model, SETTINGS)
+    trainer = Trainer(model, SETTINGS)
     train(trainer, range(2))
     checkpoint.save(trainer, tmp_path, 2, background=False).wait()
 
-    faster = new_trainer(model, replace(SETTINGS, lr=5e-2, lr_decay_style="constant"))
+    faster = Trainer(model, replace(SETTINGS, lr=5e-2, lr_decay_style="constant"))
     checkpoint.load(faster, tmp_path, 2)
 
     assert [group["lr"] for group in faster.optimizer.param_groups] == [5e-2, 5e-2]
@@ -265,12 +265,12 @@ def test_the_learning_rate_of_the_config_in_force_counts(model: Path, tmp_path: 
 
 
 def test_weights_alone_can_be_loaded(model: Path, tmp_path: Path) -> None:
-    trainer = new_trainer(model, replace(SETTINGS, dtype="bfloat16"))
+    trainer = Trainer(model, replace(SETTINGS, dtype="bfloat16"))
     train(trainer, range(2))
     pending = checkpoint.save(trainer, tmp_path, 2, background=True)
     pending.wait_for_weights()
 
-    fresh = new_trainer(model, replace(SETTINGS, dtype="bfloat16"))
+    fresh = Trainer(model, replace(SETTINGS, dtype="bfloat16"))
     checkpoint.load(fresh, tmp_path, 2, with_optimizer=False)
 
     assert_equal(parameters(fresh), parameters(trainer))

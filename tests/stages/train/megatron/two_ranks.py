@@ -20,6 +20,7 @@ from slime_stages.weights.mapping.tensors import to_huggingface
 from stages.train.megatron.packing import PackedMicroBatch, pack_samples
 from stages.train.megatron.settings import TrainerSettings
 from stages.train.megatron.step import Trainer
+from tests.stages.train.megatron.groups import leave_groups
 from tests.stages.train.megatron.tiny_models import (
     DENSE,
     MIXTURES,
@@ -153,12 +154,9 @@ def scores_of(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def run_case(case: Case, models: Path, output: Path) -> None:
-    from megatron.core import parallel_state
-
     from stages.train.megatron import checkpoint
 
-    if parallel_state.model_parallel_is_initialized():
-        parallel_state.destroy_model_parallel()
+    leave_groups()
     folder = models / case.kind
     trainer = Trainer(folder, case.settings)
     results = [
