@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import statistics
 import tempfile
 import time
@@ -88,6 +89,8 @@ def main() -> None:
 def compare(folder: Path, options: argparse.Namespace) -> None:
     model = options.model or make_tiny_model(folder / "model")
     prompts = make_tiny_prompts(folder / "prompts.jsonl", options.prompts)
+    gc.collect()
+    gc.freeze()  # a rollout's process has no such model and libraries in it to look through, again and again
     with Engine(model, "0", log=folder / "engine.log") as engine:
         run = new_run(folder, options, model=model, prompts=prompts, address=engine.url.removeprefix("http://"))
         by_stage(run)  # warms up the engine, and says what to send

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from slime_stages.progress import make_bar
@@ -14,12 +15,15 @@ if TYPE_CHECKING:
 
 
 class LoopDisplay:
-    """Two bars on a terminal, iterations and the stage at work; in a log a line for each stage that is done."""
+    """Bars on a terminal: iterations, the stage at work, and each stream beside it; in a log a line for each stage that
+    is done."""
 
     def __init__(self, iterations: range) -> None:
         self._iterations = iterations
         self._bar: Any = make_bar() if sys.stderr.isatty() else None
         self._started = time.monotonic()
+        self._streams: dict[int, Any] = {}
+        """Bars by shard."""
 
     def on_event(self, event: Event) -> None:
         if event.kind == "start" and event.call is not None:
@@ -33,8 +37,21 @@ class LoopDisplay:
 
     def on_progress(self, record: dict[str, Any]) -> None:
         if self._bar is not None:
-            values = {key: record[key] for key in ("total", "figures")}
-            self._bar.update(self._now, description=record["title"], completed=record["done"], **values)
+            self._show(self._now, record)
+
+    @property
+    def on_stream(self) -> Callable[[int, dict[str, Any]], None] | None:
+        """Shows how far the stream of a shard is with its present iteration; None in a log, since it has its own."""
+        return None if self._bar is None else self._show_stream
+
+    def _show_stream(self, shard: int, record: dict[str, Any]) -> None:
+        if shard not in self._streams:
+            self._streams[shard] = self._bar.add_task(record["title"], total=None, figures="")
+        self._show(self._streams[shard], record)
+
+    def _show(self, task: Any, record: dict[str, Any]) -> None:
+        values = {key: record[key] for key in ("total", "figures")}
+        self._bar.update(task, description=record["title"], completed=record["done"], **values)
 
     def __enter__(self) -> Self:
         if self._bar is not None:

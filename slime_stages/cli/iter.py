@@ -120,7 +120,14 @@ def run_here(run: RunDir, iterations: range, *, accept_stale: bool) -> None:
         print(f"{run.root} has no iterations yet\n\nhint: slime-stages iter --run {run.root} --n 1", file=sys.stderr)
         return
     with LoopDisplay(iterations) as display, LocalExecutor(on_progress=display.on_progress) as executor:
-        iterate(run, iterations, executor=executor, on_event=display.on_event, accept_stale=accept_stale)
+        iterate(
+            run,
+            iterations,
+            executor=executor,
+            on_event=display.on_event,
+            on_stream=display.on_stream,
+            accept_stale=accept_stale,
+        )
     print_summary(run, iterations)
 
 

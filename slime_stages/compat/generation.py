@@ -19,13 +19,14 @@ from slime_stages.compat.processing import load_processor, load_tokenizer
 from slime_stages.compat.sample_hooks import apply_rollout_sample_hooks
 from slime_stages.data.multimodal import request_media
 from slime_stages.errors import UsageError
+from slime_stages.generation.continuation import continue_response
 from slime_stages.generation.functions import flat
 from slime_stages.plugins import accepts, load_function
 from slime_stages.rewards.hub import async_rm, batched_async_rm
 from slime_stages.sample import Sample, Status
-from slime_stages.serving.client import read_answer
+from slime_stages.serving.client import GenerateOutput, read_answer
 from slime_stages.serving.models import get_model_url
-from slime_stages.trace.spans import build_sglang_meta_trace_attrs, trace_function, trace_span
+from slime_stages.trace.spans import trace_function, trace_span
 
 SAMPLING = {
     "temperature": "rollout_temperature",
@@ -110,7 +111,6 @@ class GenerateState(metaclass=_OncePerSettings):
         """As before the first sample."""
         self.remaining_batch_size = 0
         self.pendings: set[asyncio.Task[Any]] = set()
-        self.requests: set[str] = set()
         self._aborted = False
 
     def submit_generate_tasks(self, samples: Sequence[Group]) -> None:
@@ -128,34 +128,15 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
     state = GenerateState(args)
     if not sample.tokens:
         sample.tokens = prompt_ids(sample, state)
-    left = sampling_params["max_new_tokens"] - sample.response_length
-    if left <= 0:
-        sample.status = Status.TRUNCATED
-        return sample
-    rid = f"{sample.session_id or sample.index}-{uuid.uuid4().hex[:8]}"
-    payload = {
-        **(request_media(sample) or {"input_ids": sample.tokens}),
-        "sampling_params": {**sampling_params, "max_new_tokens": left},
-        "return_logprob": True,
-        "rid": rid,
-        **({"return_routed_experts": True} if args.use_rollout_routing_replay else {}),
-    }
-    headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
-    state.requests.add(rid)
-    try:
-        with trace_span(sample, "sglang_generate", attrs={"max_new_tokens": left}) as span:
-            answer = read_answer(await post(get_model_url(args, "default"), payload, headers=headers), rid)
-            span.update(build_sglang_meta_trace_attrs(answer.meta_info))
-    finally:
-        state.requests.discard(rid)
-    sample.append_response_tokens(
-        args,
-        tokens=answer.output_ids,
-        log_probs=answer.output_log_probs,
-        meta_info=answer.meta_info,
-        text=answer.text or state.tokenizer.decode(answer.output_ids),
-    )
-    return sample
+
+    async def ask(params: dict[str, Any], extra: dict[str, Any]) -> GenerateOutput:
+        rid = f"{sample.session_id or sample.index}-{uuid.uuid4().hex[:8]}"
+        prompt = request_media(sample) or {"input_ids": sample.tokens}
+        payload = {**prompt, "sampling_params": params, "return_logprob": True, "rid": rid, **extra}
+        headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
+        return read_answer(await post(get_model_url(args, "default"), payload, headers=headers), rid)
+
+    return await continue_response(args, sample, sampling_params, ask=ask, decode=state.tokenizer.decode)
 
 
 def prompt_ids(sample: Sample, state: GenerateState) -> list[int]:

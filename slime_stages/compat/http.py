@@ -9,33 +9,38 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import aiohttp
 
 from slime_stages.errors import RetryableError
 from slime_stages.serving.client import BUSY, CONNECT_TIMEOUT_SECONDS, NO_ENGINE
+from slime_stages.serving.in_flight import in_flight, next_try
+from slime_stages.serving.per_loop import PerLoop
 
 RETRY_SECONDS = 1.0
 HOST_IP = "SLIME_HOST_IP"
 PROBED_ADDRESS = ("192.0.2.1", 80)
 """Reserved for documentation: looking for the way there sends nothing."""
 
-_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
-
 
 async def post(url: str, payload: Any, max_retries: int = 60, headers: Mapping[str, str] | None = None) -> Any:
     """The answer's JSON, or its text.
 
     aiohttp.ClientResponseError for a request that is refused, RetryableError after so many tries without an answer.
+    One for tokens has an id of ours, so that it ends with the rollout, on engines that others use too.
     """
-    return await _asked("POST", url, max_retries, json=payload or {}, headers=headers)
+    if not (url.endswith("/generate") and _is_single(payload)):
+        return await _asked("POST", url, max_retries, lambda: payload or {}, headers)
+    rid = payload.get("rid") or uuid.uuid4().hex
+    with in_flight(rid) as tries:
+        return await _asked("POST", url, max_retries, lambda: {**payload, "rid": next_try(rid, tries)}, headers)
 
 
 async def get(url: str, max_retries: int = 60, headers: Mapping[str, str] | None = None) -> Any:
-    return await _asked("GET", url, max_retries, headers=headers)
+    return await _asked("GET", url, max_retries, lambda: None, headers)
 
 
 def init_http_client(args: Any) -> None:
@@ -44,8 +49,7 @@ def init_http_client(args: Any) -> None:
 
 async def close_http_client() -> None:
     """Close the client of this event loop; whoever ends the loop may leave it to that."""
-    if (session := _sessions.pop(asyncio.get_running_loop(), None)) is not None:
-        await session.close()
+    await _sessions.close()
 
 
 def get_rollout_num_engines(args: Any) -> int:
@@ -97,25 +101,35 @@ def get_free_port(start_port: int = 10000, consecutive: int = 1) -> int:
     )
 
 
-async def _asked(method: str, url: str, max_retries: int, **request: Any) -> Any:
-    last = "no try was allowed"
+def _is_single(payload: Any) -> bool:
+    """Whether it asks an engine for one text, which has one id."""
+    if not isinstance(payload, Mapping) or not isinstance(payload.get("rid") or "", str):
+        return False
+    ids = payload.get("input_ids")
+    return isinstance(payload.get("text"), str) or (isinstance(ids, list) and bool(ids) and isinstance(ids[0], int))
+
+
+async def _asked(
+    method: str, url: str, max_retries: int, body: Callable[[], Any], headers: Mapping[str, str] | None
+) -> Any:
+    session, last = await _sessions.get(), "no try was allowed"
     for attempt in range(max_retries):
         if attempt:
             await asyncio.sleep(RETRY_SECONDS)
         try:
-            async with _session().request(method, url, **request) as response:
-                body = await response.text()
+            async with session.request(method, url, json=body(), headers=headers) as response:
+                text = await response.text()
         except aiohttp.InvalidURL:
             raise
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             last = str(error) or type(error).__name__
             continue
         if response.status < 400:
-            return _parsed(body)
-        last = f"{response.status}: {body[:500]}"
-        if response.status < 500 and response.status not in BUSY and NO_ENGINE not in body:
+            return _parsed(text)
+        last = f"{response.status}: {text[:500]}"
+        if response.status < 500 and response.status not in BUSY and NO_ENGINE not in text:
             raise aiohttp.ClientResponseError(
-                response.request_info, response.history, status=response.status, message=body[:500]
+                response.request_info, response.history, status=response.status, message=text[:500]
             )
     raise RetryableError(f"{url} gave no answer in {max_retries} tries: {last}", hint="is the server that it asks up?")
 
@@ -127,14 +141,13 @@ def _parsed(body: str) -> Any:
         return body
 
 
-def _session() -> aiohttp.ClientSession:
-    """A client of the running event loop. Its number of connections is the semaphore's business, not its own."""
-    loop = asyncio.get_running_loop()
-    session = _sessions.get(loop)
-    if session is None or session.closed:
-        session = _sessions[loop] = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
-            trust_env=False,
-        )
-    return session
+def _new_session() -> aiohttp.ClientSession:
+    """Its number of connections is the semaphore's business, not its own."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
+        trust_env=False,
+    )
+
+
+_sessions = PerLoop(_new_session)

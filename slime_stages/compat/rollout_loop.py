@@ -21,6 +21,7 @@ from slime_stages.errors import RetryableError, UsageError
 from slime_stages.generation.functions import RolloutFnEvalOutput, RolloutFnTrainOutput, flat
 from slime_stages.plugins import load_function
 from slime_stages.sample import Sample, Status
+from slime_stages.serving.in_flight import requests_in_flight, tries_of
 from slime_stages.serving.models import get_model_url
 
 ABORT_SECONDS = 0.5
@@ -83,7 +84,8 @@ async def abort(args: Any, rollout_id: int) -> list[Group]:
             task.cancel()
     workers = await _engine_urls(args) if state.pendings else []
     while not all(task.done() for task in state.pendings):
-        requests = [post(f"{url}/abort_request", {"rid": rid}, 1) for url in workers for rid in [*state.requests]]
+        rids = [each for rid in requests_in_flight() for each in tries_of(rid)]
+        requests = [post(f"{url}/abort_request", {"rid": rid}, 1) for url in workers for rid in rids]
         await asyncio.gather(*requests, return_exceptions=True)
         await asyncio.wait(state.pendings, timeout=ABORT_SECONDS)
     tasks, state.pendings = state.pendings, set()

@@ -23,7 +23,7 @@ from slime_stages.launch.states import (
     iteration_states,
     state_of,
 )
-from slime_stages.launch.streams import Streams
+from slime_stages.launch.streams import OnStream, Streams
 from slime_stages.launch.warm import WarmEngine
 from slime_stages.lineage import command, shard_manifest_path
 from slime_stages.run.plan import Plan
@@ -61,6 +61,7 @@ def iterate(
     *,
     executor: LocalExecutor,
     on_event: Callable[[Event], None],
+    on_stream: OnStream | None = None,
     accept_stale: bool = False,
 ) -> None:
     """Run the iterations, with evaluations where they are due and after the last one.
@@ -72,7 +73,10 @@ def iterate(
     _check_past(run, iterations.start, executor, on_event)
     planned = ensure_plan(run, iterations.start).policy_version
     version = planned if run.weights_path(planned).exists() else 0
-    with WarmEngine(run, policy_version=version) as engine, Streams(run=run, until=iterations.stop) as streams:
+    with (
+        WarmEngine(run, policy_version=version) as engine,
+        Streams(run=run, until=iterations.stop, on_stream=on_stream) as streams,
+    ):
         loop = _Loop(
             run=run,
             executor=executor,

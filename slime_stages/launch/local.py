@@ -67,7 +67,7 @@ class LocalExecutor:
         os.close(their_answers)
         os.close(their_progress)
         self._answers = os.fdopen(answers, "rb")
-        threading.Thread(target=self._read_progress, args=(progress,), daemon=True).start()
+        threading.Thread(target=read_progress, args=(progress, self._on_progress), daemon=True).start()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -83,8 +83,10 @@ class LocalExecutor:
         if self._answers is not None:
             self._answers.close()
 
-    def _read_progress(self, descriptor: int) -> None:
-        with os.fdopen(descriptor, "rb") as pipe:
-            for line in pipe:
-                if self._on_progress is not None:
-                    self._on_progress(json.loads(line))
+
+def read_progress(descriptor: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
+    """Pass on what stages say of how far they are, as long as there are any."""
+    with os.fdopen(descriptor, "rb") as pipe:
+        for line in pipe:
+            if on_progress is not None:
+                on_progress(json.loads(line))

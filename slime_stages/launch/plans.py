@@ -63,20 +63,23 @@ def _new_plan(run: RunDir, iteration: int, split: str) -> Plan:
     revision = _revision_of(run, iteration, split)
     config = read_config(run, revision)
     batch, version = config.rollout.rollout_batch_size, _policy_version(run, iteration, config)
-    is_in_turn = config.rollout.rollout_streaming or _asks_in_turn(run, iteration - 1)
+    shards, prompts_digest = config.rollout.rollout_shards, prompts_record(run, split)["content"]
+    step = 1 + config.rollout.staleness
+    begins_anew = _begins_anew(run, iteration, (batch, shards, step, prompts_digest))
+    is_in_turn = config.rollout.rollout_streaming or begins_anew
     carry_from = _carry_from(run, iteration, iteration if is_in_turn else version, begins=config.rollout.carries)
     return Plan(
         run_id=run.run_id(),
         iteration=iteration,
         config_revision=revision,
         policy_version=version,
-        prompts_digest=prompts_record(run, split)["content"],
+        prompts_digest=prompts_digest,
         n_samples_per_prompt=config.rollout.n_samples_per_prompt,
         seed=config.data.rollout_seed,
         shuffle=config.data.rollout_shuffle,
-        shards=plan_shards(iteration * batch, batch, config.rollout.rollout_shards),
+        shards=plan_shards(iteration * batch, batch, shards),
         carry_from=carry_from,
-        stream_step=None if carry_from is None else 1 if is_in_turn else 1 + config.rollout.staleness,
+        stream_step=None if carry_from is None else 1 if is_in_turn else step,
         data_source_from=iteration - 1 if iteration and config.plugins.data_source_path else None,
     )
 
@@ -156,11 +159,15 @@ def _carry_from(run: RunDir, iteration: int, end: int, *, begins: bool) -> tuple
     return tuple(number for number in range(taken, end) if number in known or _carrying(run, number))
 
 
-def _asks_in_turn(run: RunDir, iteration: int) -> bool:
-    """Whether an iteration has asked on where the one before it stopped, in spite of a lag, as streaming does. Those
-    after it then do so too: they could not know which prompts were asked by one that they do not wait for."""
-    plan = _carrying(run, iteration)
-    return plan is not None and (plan.stream_step or 1) <= read_config(run, plan.config_revision).rollout.staleness
+def _begins_anew(run: RunDir, iteration: int, shape: tuple[int, int, int, str]) -> bool:
+    """Whether the streams of prompts of an iteration (how many, in how many shards, by what step, of which table) are
+    others than those of the one before it. It must then wait for that one, in spite of a lag, to know which prompts it
+    has asked; and so must those that follow, each for the one before it."""
+    plan = _carrying(run, iteration - 1)
+    if plan is None:
+        return False
+    batch = plan.shards[-1].stop - plan.shards[0].start
+    return shape != (batch, plan.shard_count, plan.stream_step or 1, plan.prompts_digest)
 
 
 def _carrying(run: RunDir, iteration: int) -> Plan | None:

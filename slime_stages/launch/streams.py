@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import IO, Self
+from functools import partial
+from typing import IO, Any, Self
 
 import orjson
 
 from slime_stages.errors import InternalError, SlimeStagesError
+from slime_stages.launch.local import read_progress
 from slime_stages.launch.run_stage import PASSIVE_WAIT, StageResult
+from slime_stages.progress import PIPE_VARIABLE
 from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall
+
+OnStream = Callable[[int, dict[str, Any]], None]
+"""Told the shard of a stream, and how far it is with its present iteration."""
 
 POLL_SECONDS = 0.2
 END_SECONDS = 60.0
@@ -29,6 +36,8 @@ class Streams:
     run: RunDir
     until: int
     """One past the last iteration that they go on to."""
+    on_stream: OnStream | None = None
+    """None: each says it in its log."""
     _processes: dict[int, _Stream] = field(default_factory=dict)
 
     def begin(self, call: StageCall) -> None:
@@ -37,7 +46,7 @@ class Streams:
         if shard not in self._processes or self._processes[shard].process.poll() is not None:
             log = self.run.log_path(f"stream-{shard:05d}")
             log.parent.mkdir(parents=True, exist_ok=True)
-            self._processes[shard] = _started(replace(call, until=self.until), log.open("ab"), str(log))
+            self._processes[shard] = _started(replace(call, until=self.until), log.open("ab"), str(log), self.on_stream)
 
     def wait_for(self, call: StageCall, is_there: Callable[[], bool]) -> None:
         """Return once the output of the call is there; the error of its stream if that has ended without it."""
@@ -86,17 +95,24 @@ class _Stream:
         return SlimeStagesError.with_exit_code(result.exit_code, result.message, hint=result.hint)
 
 
-def _started(call: StageCall, log: IO[bytes], name: str) -> _Stream:
+def _started(call: StageCall, log: IO[bytes], name: str, on_stream: OnStream | None) -> _Stream:
     answers, theirs = os.pipe()
-    defaults = dict([PASSIVE_WAIT, ("TOKENIZERS_PARALLELISM", "false")])
+    passed, environment = [theirs], dict([PASSIVE_WAIT, ("TOKENIZERS_PARALLELISM", "false")]) | os.environ
+    if on_stream is not None:
+        progress, told = os.pipe()
+        passed.append(told)
+        environment[PIPE_VARIABLE] = str(told)
+        arguments = (progress, partial(on_stream, call.shard or 0))
+        threading.Thread(target=read_progress, args=arguments, daemon=True).start()
     with log:
         process = subprocess.Popen(
             [sys.executable, "-m", "slime_stages.launch.one_call", call.to_json(), str(theirs), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=[theirs],
-            env={**defaults, **os.environ},
+            pass_fds=passed,
+            env=environment,
         )
-    os.close(theirs)
+    for descriptor in passed:
+        os.close(descriptor)
     return _Stream(process, os.fdopen(answers, "rb"), name)

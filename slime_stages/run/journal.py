@@ -2,14 +2,17 @@
 
 One file an attempt, an Arrow stream of `ROLLOUT` rows with one record batch a group. What is found out about a group
 later, such as its rewards, follows as a batch without rows, and so does the time at which generating began. A torn tail
-is left unread.
+is left unread. Groups are on the disk once they are appended; the rest, which can be found out again, may follow later.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -55,6 +58,7 @@ class Journal:
         self._folder = folder
         self._iteration, self._shard = iteration, shard
         self._fingerprint = fingerprint
+        self._writing = threading.Lock()
 
     def entries(self) -> list[Entry]:
         """Groups that earlier attempts have left, each once: finished if it ever was, else as far as it came."""
@@ -113,6 +117,21 @@ class Journal:
         table = samples_table(group, iteration=self._iteration, shard=self._shard)
         [batch] = table.combine_chunks().to_batches()
         self._write(batch, {} if is_finished else {"unfinished": True})
+        with retryable_full_disk(self._folder):
+            os.fsync(self._raw.fileno())
+
+    async def append_beside(self, group: Sequence[Sample]) -> float:
+        """The same for a finished group, in a thread: a disk may take long. The journal is closed only behind it.
+
+        Returns the seconds that it took, without those that it waited for others.
+        """
+
+        def timed() -> float:
+            started = time.monotonic()
+            self.append(group)
+            return time.monotonic() - started
+
+        return await asyncio.get_running_loop().run_in_executor(self._writer, timed)
 
     def note(self, group: Sequence[Sample], note: dict[str, Any]) -> None:
         """Record what was found out about a group that was appended; the first note counts."""
@@ -131,17 +150,18 @@ class Journal:
         self._raw = (self._folder / f"{attempt}.arrows").open("wb")
         schema = ROLLOUT.arrow.with_metadata({"fingerprint": self._fingerprint})
         self._stream = pa.ipc.new_stream(self._raw, schema)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._writer.shutdown()
         self._stream.close()
         self._raw.close()
 
     def _write(self, batch: pa.RecordBatch, about: dict[str, Any]) -> None:
-        with retryable_full_disk(self._folder):
+        with retryable_full_disk(self._folder), self._writing:
             self._stream.write_batch(batch, custom_metadata={"about": orjson.dumps(about)} if about else None)
             self._raw.flush()
-            os.fsync(self._raw.fileno())
 
     def _write_about(self, about: dict[str, Any]) -> None:
         self._write(pa.RecordBatch.from_pylist([], schema=ROLLOUT.arrow), about)

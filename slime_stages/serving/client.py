@@ -15,6 +15,7 @@ import aiohttp
 import orjson
 
 from slime_stages.errors import DataError, InternalError, RetryableError
+from slime_stages.serving.in_flight import in_flight, next_try, tries_of
 
 CONNECT_TIMEOUT_SECONDS = 30.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 10.0
@@ -22,9 +23,6 @@ BUSY = (408, 425, 429)
 """Client errors that pass by themselves."""
 NO_ENGINE = "model_not_found"
 """In the words of a router that knows no engine, as while it or all of them are started again."""
-
-_sent_as: dict[str, str] = {}
-"""The id of each request in flight as the engine knows it: another one at each try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +107,8 @@ class EngineClient:
             **(extra or {}),
         }
         headers = {"X-SMG-Routing-Key": routing_key} if routing_key else {}
-        try:
-            output = read_answer(await self._post_until_answered("/generate", body, headers, rid), rid)
-        finally:
-            _sent_as.pop(rid, None)
+        with in_flight(rid) as tries:
+            output = read_answer(await self._post_until_answered("/generate", body, headers, rid, tries), rid)
         if media and (seen := output.meta_info.get("prompt_tokens")) != len(input_ids):
             raise DataError(
                 f"request {rid}: the engine made {seen} tokens of text and images, the prompt table {len(input_ids)}",
@@ -133,9 +129,9 @@ class EngineClient:
     async def abort(self, rid: str) -> None:
         """End a request that this process has sent, by whichever client; it is answered with what it has.
 
-        An engine that does not know the request does nothing; one that does ends all whose ids begin so.
+        An engine that does not know the request does nothing.
         """
-        await self._post("/abort_request", {"rid": _sent_as.get(rid, rid)}, {})
+        await asyncio.gather(*(self._post("/abort_request", {"rid": each}, {}) for each in tries_of(rid)))
 
     async def abort_all(self) -> None:
         """End every request of the engine, whoever sent it."""
@@ -155,23 +151,22 @@ class EngineClient:
                 )
 
     async def _post_until_answered(
-        self, path: str, body: dict[str, Any], headers: dict[str, str], rid: str
+        self, path: str, body: dict[str, Any], headers: dict[str, str], rid: str, tries: list[str]
     ) -> dict[str, Any]:
-        attempt, pause, last = 0, FIRST_PAUSE_SECONDS, "no answer"
+        pause, last = FIRST_PAUSE_SECONDS, "no answer"
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 while True:
-                    # the first try may still run in the engine, which refuses the same id twice
-                    body["rid"] = _sent_as[rid] = rid if attempt == 0 else f"{rid}.{attempt}"
+                    body["rid"] = next_try(rid, tries)
                     try:
                         return await self._post(path, body, headers)
                     except RetryableError as error:
-                        attempt, last = attempt + 1, error.message
+                        last = error.message
                     await asyncio.sleep(pause * random.uniform(0.5, 1.5))
                     pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         except TimeoutError as error:
             raise RetryableError(
-                f"request {rid} is unanswered after {self.timeout_seconds:g} s and {attempt + 1} tries: {last}",
+                f"request {rid} is unanswered after {self.timeout_seconds:g} s and {len(tries)} tries: {last}",
                 hint="look at the engine's log, or raise --request-timeout-seconds",
             ) from error
 

@@ -33,7 +33,16 @@ def script_text(submission: Submission) -> str:
 
 
 def _command(submission: Submission) -> str:
-    """A script that makes the attempt's calls here, one after the other."""
+    """A script that makes the attempt's calls here: one after the other, or side by side where each goes on to later
+    iterations, which it does as they are trained."""
+    calls = [_call(submission, shard) for shard in submission.attempt.shards]
+    if submission.attempt.until is not None:
+        calls = [
+            f"# Each waits for the weights of the next iteration: let reward, train and sync run beside it, up to "
+            f"{submission.attempt.until - 1}.",
+            *(f"{call} &" for call in calls),
+            "for stream in $(jobs -p); do wait $stream; done",
+        ]
     lines = [
         submission.header.shell,
         f"# The work of {comment_of(submission.run, submission.attempt)}, done here and now.",
@@ -41,7 +50,7 @@ def _command(submission: Submission) -> str:
         f"cd {shlex.quote(str(submission.working_folder))}",
         *offline_lines(),
         *submission.header.setup,
-        *(_call(submission, shard) for shard in submission.attempt.shards),
+        *calls,
     ]
     return "\n".join(lines) + "\n"
 
@@ -98,6 +107,7 @@ def _call(submission: Submission, shard: int | None) -> str:
     words += "" if (name := name_of(attempt.stage)) is None else f" --as {name}"
     words += "" if shard is None else f" --shard {shard}"
     words += "" if attempt.split == "train" else f" --eval {shlex.quote(attempt.split)}"
+    words += "" if attempt.until is None else f" --until {attempt.until}"
     return f'{words} "$@"'
 
 

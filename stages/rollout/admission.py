@@ -59,8 +59,8 @@ class Work(Protocol):
     def next(self) -> list[Sample] | None:
         """The next group to begin; None while there is none."""
 
-    def record(self, group: list[Sample]) -> None:
-        """Keep a finished group, so that it survives a kill."""
+    async def record(self, group: list[Sample]) -> float:
+        """Keep a finished group: it survives a kill from here on. Returns the seconds that writing took."""
 
     def take(self, group: list[Sample], verdict: Verdict) -> None:
         """A group is finished and judged."""
@@ -149,6 +149,11 @@ class Admission:
             raise Drained(drain_reason() or "")
 
     @property
+    def group_count(self) -> int:
+        """Groups that run."""
+        return len(self._running)
+
+    @property
     def is_closing(self) -> bool:
         """Whether nothing more is begun, since the job ends."""
         return self._signalled is not None or not self.deadline.allows_another()
@@ -199,10 +204,14 @@ class Admission:
         if self._is_hit(made):
             return Finished(run.group, None, asked, 0.0)
         run.group, begun = made, time.monotonic()
-        self.work.record(made)
-        record_seconds = time.monotonic() - begun
-        verdict = await self.judge(made)
-        return Finished(made, verdict, asked + time.monotonic() - begun, record_seconds)
+        verdict: Verdict | None = None
+        while True:
+            work = self.work
+            record_seconds = await work.record(made)
+            verdict = verdict or await self.judge(made)
+            await run.wanted.wait()
+            if work is self.work:  # else it was handed over while it was written or judged
+                return Finished(made, verdict, asked + time.monotonic() - begun, record_seconds)
 
     async def _changed(self, seconds: float | None = None) -> None:
         """Wait until a group or a sample is finished, a signal came, or time is up."""

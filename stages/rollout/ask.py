@@ -118,6 +118,7 @@ class Generation:
 
     def _aborting(self, controls: list[EngineClient], requests: Requests) -> Callable[[], Coroutine[Any, Any, None]]:
         """A function that has engines answer with what they have, again and again."""
+        from slime_stages.serving.in_flight import requests_in_flight
 
         async def abort() -> None:
             requests.is_ending = True
@@ -125,7 +126,7 @@ class Generation:
                 if self.served.is_exclusive:
                     calls = [client.abort_all() for client in controls]
                 else:
-                    calls = [client.abort(rid) for client in controls for rid in requests.ids]
+                    calls = [client.abort(rid) for client in controls for rid in requests_in_flight()]
                 await asyncio.gather(*calls, return_exceptions=True)
                 await asyncio.sleep(ABORT_SECONDS)
 

@@ -155,7 +155,7 @@ def _account(stage: Stage, work: ShardWork, source: WorkDataSource, made: Any, *
         for sample in group:
             if Status(sample.status) is Status.PENDING and sample.response_length:
                 sample.status = Status.COMPLETED
-        work.record(group)
+        work.record_now(group)
         work.take(group, Verdict(keep=True))
     answered = {group[0].group_index for group in groups}
     for place, group in source.given.items():

@@ -15,15 +15,16 @@ from slime_stages.data.decoding import Decoder
 from slime_stages.data.multimodal import request_media
 from slime_stages.data.weight_spans import SPANS_KEY
 from slime_stages.errors import SlimeStagesError, UsageError
+from slime_stages.generation.continuation import continue_response
 from slime_stages.plugins import accepts
 from slime_stages.sample import Sample, Status
 from slime_stages.stage import Stage
 from slime_stages.trace.handles import bind_trace, share_trace
-from slime_stages.trace.spans import build_sglang_meta_trace_attrs, trace_span
+from slime_stages.trace.spans import trace_span
 from stages.rollout.selection import UNFINISHED
 
 if TYPE_CHECKING:
-    from slime_stages.serving.client import EngineClient
+    from slime_stages.serving.client import EngineClient, GenerateOutput
 
 GenerateFn = Callable[..., Any]
 START_KEY = "start_rollout_id"
@@ -31,10 +32,9 @@ START_KEY = "start_rollout_id"
 
 
 class Requests:
-    """Requests in flight by their ids, so that they can be ended."""
+    """The requests for samples, and whether they are being ended."""
 
     def __init__(self) -> None:
-        self.ids: set[str] = set()
         self.is_ending = False
         """Whatever is answered from now on was cut short."""
 
@@ -54,6 +54,12 @@ class Sampler:
     generate: GenerateFn
     hooks: Sequence[GenerateFn]
     requests: Requests = field(default_factory=Requests)
+    _extra: dict[str, bool] = field(init=False)
+    """What the generate function takes besides."""
+
+    def __post_init__(self) -> None:
+        is_evaluation = self.stage.call.split != "train"
+        self._extra = {"evaluation": is_evaluation} if accepts(self.generate, "evaluation") else {}
 
     async def __call__(self, sample: Sample, answered: Callable[[], None]) -> list[Sample]:
         """A finished sample stays as it is. What is cut short comes back as it was, or further on, and unfinished."""
@@ -107,14 +113,12 @@ class Sampler:
 
         Its own error is recorded, not passed on: the rest goes on.
         """
-        is_evaluation = self.stage.call.split != "train"
-        extra = {"evaluation": is_evaluation} if accepts(self.generate, "evaluation") else {}
         started, earlier = time.monotonic(), sample.generate_seconds or 0.0
         if self.stage.config.rollout.trace_samples:
             bind_trace(sample)
         try:
             with trace_span(sample, "generate"):
-                made = self.generate(self.args, sample, dict(sample.sampling_params or {}), **extra)
+                made = self.generate(self.args, sample, dict(sample.sampling_params or {}), **self._extra)
                 made = await made if inspect.isawaitable(made) else made
         except SlimeStagesError:
             if self.requests.is_ending:
@@ -161,43 +165,20 @@ def default_generate(clients: list[EngineClient], decode: Decoder, requests: Req
                 "the prompts are chat messages and no chat template is applied",
                 hint="add --apply-chat-template, or a --custom-generate-function-path that takes messages",
             )
-        if (params := params_left(sampling_params, sample)) is None:
-            sample.status = Status.TRUNCATED
-            return sample
-        rid = requests.new_id(sample)
-        requests.ids.add(rid)
-        try:
-            with trace_span(sample, "sglang_generate", attrs={"max_new_tokens": params["max_new_tokens"]}) as span:
-                answer = await client_of(clients, sample).generate(
-                    sample.tokens,
-                    params,
-                    rid=rid,
-                    routing_key=sample.session_id,
-                    media=request_media(sample),
-                    extra={"return_routed_experts": True} if args.use_rollout_routing_replay else None,
-                )
-                span.update(build_sglang_meta_trace_attrs(answer.meta_info))
-        finally:
-            requests.ids.discard(rid)
-        sample.append_response_tokens(
-            args,
-            tokens=answer.output_ids,
-            log_probs=answer.output_log_probs,
-            meta_info=answer.meta_info,
-            text=answer.text or decode(answer.output_ids),
-        )
-        return sample
+
+        async def ask(params: dict[str, Any], extra: dict[str, Any]) -> GenerateOutput:
+            return await client_of(clients, sample).generate(
+                sample.tokens,
+                params,
+                rid=requests.new_id(sample),
+                routing_key=sample.session_id,
+                media=request_media(sample),
+                extra=extra,
+            )
+
+        return await continue_response(args, sample, sampling_params, ask=ask, decode=decode)
 
     return generate
-
-
-def params_left(params: dict[str, Any], sample: Sample) -> dict[str, Any] | None:
-    """Sampling parameters for the rest of a response; None if nothing is left of its length."""
-    left = params["max_new_tokens"] - sample.response_length
-    if left <= 0:
-        return None
-    fewest = {"min_new_tokens": max(0, params.get("min_new_tokens", 0) - sample.response_length)}
-    return {**params, "max_new_tokens": left, **(fewest if "min_new_tokens" in params else {})}
 
 
 def client_of(clients: list[EngineClient], sample: Sample) -> EngineClient:

@@ -52,7 +52,13 @@ class ShardWork:
     def next(self) -> Group | None:
         return self.selection.next()
 
-    def record(self, group: Group) -> None:
+    async def record(self, group: Group) -> float:
+        seconds = await self.journal.append_beside(group)
+        count_progress()
+        return seconds
+
+    def record_now(self, group: Group) -> None:
+        """The same where nothing else goes on."""
         self.journal.append(group)
         count_progress()
 

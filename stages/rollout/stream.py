@@ -110,7 +110,7 @@ class _Stream:
         stage, work = shard.stage, shard.work
         with shard.counted_if_drained():
             with stage.timed("generate"), Progress(stage.call.title, total=work.selection.wanted, unit="groups") as bar:
-                work.on_group = Pace(bar, done=len(work.selection.kept))
+                work.on_group = Pace(bar, done=len(work.selection.kept), in_flight=lambda: admission.group_count)
                 work.begin_clock()
                 await admission.fill()
                 if is_last or admission.is_closing or not work.is_done():

@@ -67,7 +67,7 @@ class SmallRun:
 
     def rollout(self, plan: Plan, shard: int, *, samples: Sequence[Sample] | None = None, force: bool = False) -> None:
         """Samples whose status is `completed`, but for the last one of each shard, which is `truncated`."""
-        rows = list(samples or made_up_samples(plan, shard))
+        rows = list(made_up_samples(plan, shard) if samples is None else samples)
         stage = self._open("rollout", plan, shard, rollout_inputs(self.run, plan, shard), force=force)
         name = f"shard-{shard:05d}-of-{plan.shard_count:05d}.parquet"
         temporary = stage.temporary(name)

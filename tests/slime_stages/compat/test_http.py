@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from aiohttp import web
 
 from slime_stages.compat import http
 from slime_stages.errors import RetryableError
+from slime_stages.serving.in_flight import requests_in_flight
 
 
 @pytest.fixture
@@ -49,6 +51,29 @@ async def test_a_post_returns_json_or_text_and_takes_headers(url: str) -> None:
 
     assert answer == {"asked": {"a": 1}, "key": "s-1"}
     assert await http.post(f"{url}/generate", {"text": True}) == "no JSON"
+
+
+async def test_a_request_for_tokens_has_an_id_of_ours_and_another_at_each_try(url: str) -> None:
+    payload = {"input_ids": [1, 2], "busy": True}
+
+    again, given, batch = [
+        (await http.post(f"{url}/generate", each))["asked"]
+        for each in (payload, {"input_ids": [1], "rid": "r"}, {"input_ids": [[1], [2]]})
+    ]
+
+    assert again["rid"].endswith(".2")
+    assert (given["rid"], batch) == ("r", {"input_ids": [[1], [2]]})
+    assert payload == {"input_ids": [1, 2], "busy": True}
+
+
+async def test_a_request_for_tokens_is_known_while_it_is_asked(url: str) -> None:
+    asking = asyncio.create_task(http.post(f"{url}/generate", {"input_ids": [1], "rid": "known"}))
+    await asyncio.sleep(0)
+    before = requests_in_flight()
+
+    await asking
+
+    assert ("known" in before, "known" in requests_in_flight()) == (True, False)
 
 
 async def test_a_busy_server_is_asked_again(url: str) -> None:

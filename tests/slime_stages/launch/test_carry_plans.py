@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.launch.start_run import change_config, start_run
+from slime_stages.lineage import inheritance
+from slime_stages.run.carry import write_groups
+from slime_stages.run.manifest import Manifest, commit_manifest
+from slime_stages.run.plan import Plan
 from slime_stages.run.rundir import RunDir
 from slime_stages.weights.publish import publish_link
 from tests.slime_stages.config.settings import resolved
@@ -55,8 +64,8 @@ def test_with_staleness_it_takes_from_the_newest_one_that_is_done(settings: dict
 @pytest.mark.parametrize(
     ("staleness", "expected"),
     [
-        ((0, 1), [(), (0,), (1,), (), (2,), (3,), (4,), (5,)]),
-        ((0, 2), [(), (0,), (1,), (), (), (2,), (3,), (4,)]),
+        ((0, 1), [(), (0,), (1,), (2,), (3,), (4,), (5,), (6,)]),
+        ((1, 2), [(), (), (0,), (1, 2), (3,), (4,), (5,), (6,)]),
         ((2, 0), [(), (), (), (0, 1, 2), (3,), (4,), (5,), (6,)]),
     ],
 )
@@ -68,6 +77,19 @@ def test_each_hand_over_is_taken_once_when_staleness_changes(
     change(run, settings, partial_rollout=True, staleness=staleness[1])
 
     assert first + taken(run, 3, 4, 5, 6, 7) == expected
+
+
+@pytest.mark.parametrize("change_of", [{"rollout_batch_size": 4}, {"rollout_shards": 2}, {"staleness": 2}])
+def test_with_staleness_prompts_are_asked_in_turn_once_what_is_asked_at_a_time_has_changed(
+    settings: dict[str, Any], tmp_path: Path, change_of: dict[str, int]
+) -> None:
+    before = {"partial_rollout": True, "staleness": 1, "rollout_batch_size": 8, "rollout_shards": 1}
+    run = started(tmp_path, settings, **before)
+    first = taken(run, 0, 1, 2)
+    change(run, settings, **{**before, **change_of})
+
+    assert first + taken(run, 3, 4) == [(), (), (0,), (1, 2), (3,)]
+    assert [ensure_plan(run, iteration).stream_step for iteration in range(5)] == [2, 2, 2, 1, 1]
 
 
 def test_iterations_before_it_was_turned_on_hand_nothing_over(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -114,3 +136,53 @@ def test_a_stream_that_begins_later_takes_all_that_is_left_and_one_that_ends_lea
 
     assert before + streamed == [(), (), (), (0,), (1, 2, 3), (4,)]
     assert taken(run, 6, 7) == [(5,), (6,)]
+
+
+@given(seed=st.integers(0, 2**32))
+@examples(max_examples=25, deadline=None)
+def test_no_prompt_is_asked_twice_however_settings_change_and_rollouts_overtake_one_another(
+    seed: int, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    chance, folder = Random(seed), tmp_path_factory.mktemp("run")
+    (folder / "prompts.jsonl").write_text('{"input": "2 + 2?"}\n{"input": "3 + 3?"}\n')
+    settings = {"hf_checkpoint": str(tiny_model), "prompt_data": [str(folder / "prompts.jsonl")], "use_tis": True}
+    run = started(folder, settings, partial_rollout=True, staleness=chance.randrange(3))
+    plans = []
+    for iteration in range(10):
+        if chance.random() < 0.3:
+            change(
+                run,
+                settings,
+                partial_rollout=True,
+                staleness=chance.randrange(3),
+                rollout_batch_size=chance.choice((4, 8)),
+                rollout_shards=chance.choice((1, 2)),
+                rollout_streaming=chance.random() < 0.2,
+            )
+        plans.append(ensure_plan(run, iteration))
+
+    asked, made = Counter[int](), set[int]()
+    while waiting := [plan for plan in plans if plan.iteration not in made]:
+        lowest = waiting[0].iteration
+        ready = [p for p in waiting if made.issuperset(p.carry_from or ()) and p.policy_version <= lowest]
+        plan = chance.choice(ready)
+        asked.update(position for shard in range(plan.shard_count) for position in roll(run, plan, shard, chance))
+        made.add(plan.iteration)
+
+    assert set(asked.values()) == {1}
+
+
+def roll(run: RunDir, plan: Plan, shard: int, chance: Random) -> list[int]:
+    """Commit a shard that has asked some more prompts than it keeps; the positions."""
+    begins = inheritance(run, plan, shard)
+    following = begins.first + chance.randrange(2 * begins.stream.size + 1)
+    path = run.shard_path("carry", plan.iteration, shard, plan.shard_count)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = write_groups(path, [], plan=plan, shard=shard, stream=begins.stream, following=following)
+    manifest = Manifest(
+        kind="rollout", run_id=plan.run_id, iteration=plan.iteration, shard=shard, outputs={"carry": record}
+    )
+    place = run.manifest_path("rollout", plan.iteration, shard, plan.shard_count)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    commit_manifest(manifest, place)
+    return [begins.stream.position(number) for number in range(begins.first, following)]

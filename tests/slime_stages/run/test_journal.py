@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -168,3 +170,36 @@ def test_the_seconds_of_attempts_go_from_their_beginning_to_their_last_sign_and_
     assert journal(tmp_path).seconds() == pytest.approx(30, abs=1)
     assert len(journal(tmp_path).entries()) == 3
     assert journal(tmp_path, "another policy").seconds() == 0
+
+
+async def test_a_slow_disk_holds_nobody_up_and_the_journal_closes_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = threading.Event()
+    monkeypatch.setattr("slime_stages.run.journal.os.fsync", lambda descriptor: disk.wait(30))
+    with journal(tmp_path) as writing:
+        first, given_up, last = (
+            asyncio.create_task(writing.append_beside(group(number, 2 * number))) for number in range(3)
+        )
+        await asyncio.sleep(0)
+        writing.note(group(0, 0), {"keep": True})
+        given_up.cancel()
+        await asyncio.sleep(0)
+        assert not first.done()
+        disk.set()
+
+    await asyncio.gather(first, last)
+    assert indices(journal(tmp_path).finished_groups()) == [[0, 1], [4, 5]]
+
+
+async def test_the_time_that_a_group_took_to_be_written_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime_stages.run.journal.os.fsync", lambda descriptor: time.sleep(0.05))
+    with journal(tmp_path) as writing:
+        began = time.monotonic()
+        seconds = await asyncio.gather(*(writing.append_beside(group(number, 2 * number)) for number in range(3)))
+        elapsed = time.monotonic() - began
+
+    assert min(seconds) >= 0.05
+    assert sum(seconds) <= elapsed

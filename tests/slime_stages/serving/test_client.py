@@ -159,7 +159,7 @@ async def test_an_answer_of_other_weights_than_wanted_is_worth_another_job(serve
             await client.generate([1], {}, rid="d")
 
 
-async def test_an_abort_names_a_request_as_the_engine_knows_it(serve: Serve) -> None:
+async def test_an_abort_names_a_request_as_the_engine_may_know_it(serve: Serve) -> None:
     aborted: list[str] = []
     arrived, release = asyncio.Event(), asyncio.Event()
 
@@ -190,7 +190,7 @@ async def test_an_abort_names_a_request_as_the_engine_knows_it(serve: Serve) -> 
         await request
     await runner.cleanup()
 
-    assert aborted == ["long.1"]
+    assert sorted(aborted) == ["long", "long.1"]
 
 
 async def test_an_engine_that_never_answers_is_given_up_at_the_deadline() -> None:

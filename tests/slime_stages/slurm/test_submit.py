@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +131,16 @@ def test_an_attempt_is_submitted_and_can_be_read_from_its_folder(run: RunDir, he
     assert (commands / "calls").read_text() == f"sbatch --parsable {attempt.folder}/script.sbatch\n"
 
 
-def test_command_sh_makes_the_same_calls_by_hand(run: RunDir, header: Header, commands: Path, tmp_path: Path) -> None:
-    program = tmp_path / "program"
-    program.write_text('#!/bin/bash\necho "$PWD $MODE $HF_HUB_OFFLINE: $*"\n')
-    program.chmod(0o755)
-    (tmp_path / "rollout.sbatch").write_text(HEADER.replace(sys.executable, "./my-python"))
-    (tmp_path / "my-python").symlink_to(program)
-    header = read_header(tmp_path / "rollout.sbatch", "rollout")
+def header_that_runs(program: str, folder: Path) -> Header:
+    """One whose Python is this program of bash."""
+    (folder / "my-python").write_text(f"#!/bin/bash\n{program}\n")
+    (folder / "my-python").chmod(0o755)
+    (folder / "rollout.sbatch").write_text(HEADER.replace(sys.executable, "./my-python"))
+    return read_header(folder / "rollout.sbatch", "rollout")
+
+
+def test_command_sh_makes_the_same_calls_by_hand(run: RunDir, commands: Path, tmp_path: Path) -> None:
+    header = header_that_runs('echo "$PWD $MODE $HF_HUB_OFFLINE: $*"', tmp_path)
     attempt = submitted(run, claimed(run, 4, 5), header, folder=tmp_path)
 
     told = subprocess.run([attempt.folder / "command.sh", "--force"], capture_output=True, text=True, check=True)
@@ -145,6 +149,20 @@ def test_command_sh_makes_the_same_calls_by_hand(run: RunDir, header: Header, co
         f"{tmp_path} set-up 1: -m stages.rollout --run {run.root} --iter 12 --shard {shard} --force\n"
         for shard in (4, 5)
     )
+
+
+def test_command_sh_of_a_stream_makes_its_shards_side_by_side_and_goes_on_as_far_as_the_job(
+    run: RunDir, commands: Path, tmp_path: Path
+) -> None:
+    other_begins = "touch shard$8; until [ -e shard4 -a -e shard5 ]; do sleep 0.02; done"
+    header = header_that_runs(f'{other_begins}; echo "$*"; [ $8 = 4 ] || exit 75', tmp_path)
+    attempt = submitted(run, replace(claimed(run, 4, 5), until=20), header, folder=tmp_path)
+
+    told = subprocess.run([attempt.folder / "command.sh"], capture_output=True, text=True, check=False, timeout=20)
+
+    words = f"-m stages.rollout --run {run.root} --iter 12 --shard"
+    assert sorted(told.stdout.splitlines()) == [f"{words} {shard} --until 20" for shard in (4, 5)]
+    assert told.returncode == 75
 
 
 def test_a_refusal_names_the_line_and_leaves_nothing_behind(run: RunDir, header: Header, commands: Path) -> None:

@@ -104,7 +104,7 @@ class Shard:
         if group[0].status != Status.COMPLETED:
             self.answered[group[0].group_index or 0] += 1
             _write(group, Status.COMPLETED)
-        work.record(group)
+        work.record_now(group)
         if event == "unjudged":
             return False
         work.take(group, Verdict(keep=event == "good", reason="bad"))

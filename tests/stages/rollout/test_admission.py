@@ -34,8 +34,9 @@ class EachGroup:
     def next(self) -> list[Sample] | None:
         return self.waiting.pop(0) if self.waiting else None
 
-    def record(self, group: list[Sample]) -> None:
+    async def record(self, group: list[Sample]) -> float:
         self.recorded.append(group[0].group_index or 0)
+        return 0.0
 
     def take(self, group: list[Sample], verdict: Verdict) -> None:
         self.taken.append(group)
