@@ -70,6 +70,7 @@ NAMES: dict[str, dict[str, str]] = {
     "agent.harness.claude_code": _of(f"{_AGENT}.harness.claude_code", "ClaudeCodeHarness"),
     "agent.harness.codex": _of(f"{_AGENT}.harness.codex", "CodexHarness"),
     "agent.harness.common": _HARNESS,
+    "agent.parsing": _of(f"{HERE}.parsing", "ParsedModelOutput parse_model_output parse_tool_uses parse_xml_tool_uses"),
     "agent.sandbox": _of(f"{HERE}.sandboxes", "E2BSandbox")
     | _of(f"{_AGENT}.sandbox.protocol", "Sandbox")
     | _of(f"{_AGENT}.sandbox.detached", "exec_and_wait")
@@ -90,6 +91,7 @@ NAMES: dict[str, dict[str, str]] = {
         "slime_stages.generation.filters", "check_reward_nonzero_std check_reward_nonzero_std_with_fallback"
     ),
     "rollout.fully_async_rollout": {"generate_rollout_fully_async": f"{HERE}.rollout_loop:generate_rollout"},
+    "rollout.on_policy_distillation": _of(f"{HERE}.distillation", "post_process_rewards reward_func"),
     "rollout.rm_hub": _GRADERS,
     "rollout.rm_hub.deepscaler": {
         "get_deepscaler_rule_based_reward": f"{GRADERS}.deepscaler:grade_deepscaler",

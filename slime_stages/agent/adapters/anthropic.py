@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from slime_stages.agent.adapters.anthropic_messages import chat_messages, chat_tools
+from slime_stages.agent.adapters.anthropic_messages import chat_messages, chat_tools, forced_tools, json_schema
 from slime_stages.agent.adapters.anthropic_requests import CountBody, MessagesBody
 from slime_stages.agent.adapters.base import MODEL, BaseAdapter
 from slime_stages.agent.adapters.endpoint import Endpoint, Event, bearer_token
@@ -31,6 +31,7 @@ class Messages(Endpoint[MessagesBody]):
 
     path = "/v1/messages"
     body_type = MessagesBody
+    ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, *, omit_images: bool) -> None:
         self.omit_images = omit_images
@@ -42,6 +43,7 @@ class Messages(Endpoint[MessagesBody]):
         return bool(body.stream)
 
     def question(self, body: MessagesBody, session: Session) -> Question:
+        forced = forced_tools(body)
         return Question(
             messages=chat_messages(body, omit_images=self.omit_images),
             tools=chat_tools(body),
@@ -51,6 +53,9 @@ class Messages(Endpoint[MessagesBody]):
             top_p=body.top_p,
             top_k=body.top_k,
             stop=body.stop_sequences or (),
+            forced_tools=forced,
+            is_single_call=body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is True,
+            json_schema=json_schema(body, forced),
         )
 
     def answer(self, body: MessagesBody, reply: Reply) -> dict[str, Any]:

@@ -6,13 +6,14 @@ within the history become reminders in a message of the user's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_stages.agent.adapters.anthropic_requests import (
     CountBody,
     Media,
     MessageIn,
+    MessagesBody,
     RedactedThinking,
     SearchResult,
     Text,
@@ -22,7 +23,14 @@ from slime_stages.agent.adapters.anthropic_requests import (
     ToolUse,
 )
 from slime_stages.agent.adapters.errors import invalid, without_images
-from slime_stages.agent.adapters.turn import IMAGE_OMITTED, Message, Tool, assistant_message, function_tool
+from slime_stages.agent.adapters.turn import (
+    IMAGE_OMITTED,
+    Message,
+    Tool,
+    assistant_message,
+    function_tool,
+    held_to_schema,
+)
 from slime_stages.agent.parsing import ToolCall
 
 REMINDER = "<system-reminder>\n{}\n</system-reminder>\n"
@@ -46,15 +54,36 @@ def chat_messages(body: CountBody, *, omit_images: bool) -> list[Message]:
 
 
 def chat_tools(body: CountBody) -> list[Tool]:
-    """RequestError if the model is to be forced: what it writes is trained on as its own choice."""
-    choice = body.tool_choice.type if body.tool_choice else "auto"
-    if choice in ("any", "tool"):
-        raise invalid(f"tool_choice: the model cannot be forced to call a tool ({choice}), only `auto` or `none`")
-    if choice == "none":
+    """Tools that the model is shown."""
+    if body.tool_choice is not None and body.tool_choice.type == "none":
         return []
     return [
         function_tool(tool.name, tool.description, tool.input_schema or tool.parameters) for tool in body.tools or []
     ]
+
+
+def forced_tools(body: CountBody) -> list[Tool]:
+    """Those of which one has to be called, [] if none has. RequestError for a tool that there is not."""
+    choice = body.tool_choice
+    if choice is None or choice.type not in ("any", "tool"):
+        return []
+    tools = zip(chat_tools(body), body.tools or [], strict=True)
+    forced = [
+        held_to_schema(tool, is_strict=bool(given.strict))
+        for tool, given in tools
+        if choice.type == "any" or given.name == choice.name
+    ]
+    if not forced:
+        raise invalid(f"tool_choice: a call of {choice.name or 'a tool'} is required, and it is not in tools")
+    return forced
+
+
+def json_schema(body: MessagesBody, forced: Sequence[Tool]) -> Mapping[str, Any] | None:
+    """The schema that the text has to keep; None where it is free. RequestError where a call is required."""
+    form = (body.output_config.format if body.output_config else None) or body.output_format
+    if form is not None and forced:
+        raise invalid("output_config.format: a tool has to be called, so the answer cannot be JSON")
+    return form.schema_ if form is not None else None
 
 
 def _folded(messages: Sequence[MessageIn]) -> list[tuple[str, list[Any]]]:

@@ -78,10 +78,22 @@ class ToolIn(BaseModel):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolChoice(BaseModel):
     type: Literal["auto", "any", "tool", "none"]
+    name: str = ""
+    disable_parallel_tool_use: bool | None = None
+
+
+class Format(BaseModel):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    format: Format | None = None
 
 
 class CountBody(RequestBody):
@@ -101,6 +113,9 @@ class MessagesBody(CountBody):
     top_k: int | None = Field(default=None, ge=1)
     stop_sequences: list[str] | None = None
     stream: bool | None = None
+    output_config: OutputConfig | None = None
+    output_format: Format | None = None
+    """Where it stood in the API's first form."""
 
 
 ToolResult.model_rebuild()

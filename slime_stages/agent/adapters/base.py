@@ -6,13 +6,15 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from aiohttp import web
 
 from slime_stages.agent.adapters.endpoint import Endpoint
 from slime_stages.agent.adapters.engine import AdapterEngine
-from slime_stages.agent.adapters.http import EVENTS, deliver_events, deliver_object, errors_as, read_object
+from slime_stages.agent.adapters.errors import RequestError
+from slime_stages.agent.adapters.http import EVENTS, EventStream, deliver_object, errors_as, read_object
 from slime_stages.agent.adapters.sessions import Session, Sessions
 from slime_stages.agent.adapters.texts import Texts
 from slime_stages.agent.adapters.turn import Message, Question, Reply, routed_by
@@ -52,11 +54,13 @@ class BaseAdapter(ABC):
         omit_images: bool = False,
         expert_shape: tuple[int, int] | None = None,
         timeout_seconds: float = 3600.0,
+        ping_seconds: float = 15.0,
     ) -> None:
         """UsageError for a parser that SGLang does not have.
 
         `known_sessions_only`: refuse sessions that nobody opened. `omit_images`: say `[image omitted]` in the place of
         an image, which is refused otherwise. `expert_shape`: record the router's choices, layers × experts per token.
+        `ping_seconds`: how often a client that streams is told that its answer is still to come.
         """
         threshold = DEFAULT_FORK_THRESHOLD if fork_threshold_tokens is None else fork_threshold_tokens
         self.sglang_url = sglang_url.rstrip("/").removesuffix("/generate")
@@ -64,6 +68,7 @@ class BaseAdapter(ABC):
         self.debug_callback = debug_callback
         self.manager = TrajectoryManager(threshold, expert_shape=expert_shape)
         self.timeout_seconds = timeout_seconds
+        self.ping_seconds = ping_seconds
         self.texts = Texts(tokenizer, AnswerParser(tool_parser, reasoning_parser), chat_template_kwargs or {})
         self.sessions = Sessions(max_turns=max_turns_per_sid, known_only=known_sessions_only)
         self._engine: AdapterEngine | None = None
@@ -149,23 +154,34 @@ class BaseAdapter(ABC):
         self, request: web.Request, endpoint: Endpoint[Any], body: Any, session: Session
     ) -> web.StreamResponse:
         """Ask, answer, and record what the client has received."""
-        assert self._engine is not None, "the adapter's app is not running"
         earlier = [*session.deliveries]
-        question = endpoint.question(body, session)
-        prompt_ids = await self.texts.render(question)
-        with trace_span(session.trace, "turn", attrs={"prompt_tokens": len(prompt_ids)}) as span:
-            record = await self._engine.answer(prompt_ids, question, session)
-            span.update({"completion_tokens": len(record.output_ids), "finish_reason": record.finish_reason})
-        reply, record = await self.texts.read(record, question, self.call_prefix)
+        is_streamed = endpoint.is_streamed(body) or EVENTS in request.headers.get("Accept", "")
+        stream = EventStream(request, ping=endpoint.ping, ping_seconds=self.ping_seconds)
+        try:
+            async with stream.kept_alive() if is_streamed else nullcontext():
+                question = endpoint.question(body, session)
+                reply, record = await self._asked(question, session)
+        except RequestError as error:
+            return await stream.fail(error, self.error_body(error.status, error.message))
         async with session.delivery(earlier):
             endpoint.remember(body, session, question, reply)
-            if endpoint.is_streamed(body) or EVENTS in request.headers.get("Accept", ""):
-                response = await deliver_events(request, endpoint.events(body, reply))
+            if is_streamed:
+                response = await stream.deliver(endpoint.events(body, reply))
             else:
                 response = await deliver_object(request, endpoint.answer(body, reply))
             self._debug(session.id, question, reply, record)
             self._record(session, question, reply, record)
         return response
+
+    async def _asked(self, question: Question, session: Session) -> tuple[Reply, TurnRecord]:
+        """What the model says. RequestError if it cannot be asked, or the engine has no answer."""
+        assert self._engine is not None, "the adapter's app is not running"
+        prompt_ids = await self.texts.render(question)
+        constraint = await self.texts.constraint(question, prompt_ids)
+        with trace_span(session.trace, "turn", attrs={"prompt_tokens": len(prompt_ids)}) as span:
+            record = await self._engine.answer(prompt_ids, question, constraint, session)
+            span.update({"completion_tokens": len(record.output_ids), "finish_reason": record.finish_reason})
+        return await self.texts.read(record, question, self.call_prefix)
 
     def _record(self, session: Session, question: Question, reply: Reply, record: TurnRecord) -> None:
         history = [routed_by(message) for message in question.messages]

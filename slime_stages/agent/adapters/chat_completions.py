@@ -7,7 +7,8 @@ from typing import Any
 
 from slime_stages.agent.adapters.base import MODEL
 from slime_stages.agent.adapters.endpoint import Endpoint, Event
-from slime_stages.agent.adapters.openai_messages import chat_message, check_format, function_tools
+from slime_stages.agent.adapters.openai_choices import forced_tools, json_schema, offered_tools
+from slime_stages.agent.adapters.openai_messages import chat_message
 from slime_stages.agent.adapters.openai_requests import ChatBody
 from slime_stages.agent.adapters.openai_sessions import session_id
 from slime_stages.agent.adapters.sessions import Session
@@ -31,16 +32,19 @@ class ChatCompletions(Endpoint[ChatBody]):
         return bool(body.stream)
 
     def question(self, body: ChatBody, session: Session) -> Question:
-        check_format(body.response_format, "response_format")
+        forced = forced_tools(body)
         return Question(
             messages=[chat_message(message, omit_images=self.omit_images) for message in body.messages],
-            tools=function_tools(body),
+            tools=offered_tools(body),
             model=body.model or MODEL,
             max_tokens=body.max_completion_tokens or body.max_tokens or body.max_output_tokens,
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=body.top_k,
             stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
+            forced_tools=forced,
+            is_single_call=body.parallel_tool_calls is False,
+            json_schema=json_schema(body.response_format, "response_format", forced),
         )
 
     def answer(self, body: ChatBody, reply: Reply) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class Endpoint(ABC, Generic[Body]):
 
     path: ClassVar[str]
     body_type: type[Body]
+    ping: ClassVar[bytes] = b": ping\n\n"
+    """What a stream may hold that says nothing."""
 
     @abstractmethod
     def session_id(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str:

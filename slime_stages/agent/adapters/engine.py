@@ -6,16 +6,19 @@ import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import aiohttp
 
 from slime_stages.agent.adapters.errors import RequestError
 from slime_stages.agent.adapters.sessions import DEFAULT, Session
-from slime_stages.agent.adapters.turn import Question
+from slime_stages.agent.adapters.turn import Constraint, Question
+from slime_stages.agent.parsing.constraints import GRAMMARS
 from slime_stages.agent.trajectory import TurnRecord
 from slime_stages.errors import DataError, RetryableError
 from slime_stages.serving.client import EngineClient
+from slime_stages.serving.in_flight import in_flight
 
 SAMPLING = {
     "skip_special_tokens": False,
@@ -54,28 +57,32 @@ class AdapterEngine:
             task.cancel()
         await self._client.__aexit__(None, None, None)
 
-    async def answer(self, prompt_ids: Sequence[int], question: Question, session: Session) -> TurnRecord:
+    async def answer(
+        self, prompt_ids: Sequence[int], question: Question, constraint: Constraint, session: Session
+    ) -> TurnRecord:
         """What the model says. RequestError if the engine refuses, or cannot; a request that nobody waits for ends."""
         room = session.max_context_tokens - len(prompt_ids) if session.max_context_tokens else None
         if room is not None and room <= 0:
             return TurnRecord(prompt_ids, [], "length", [])
         rid, key = uuid.uuid4().hex, session.id
-        try:
-            output = await self._client.generate(
-                prompt_ids,
-                sampling_params(session.sampling_defaults, question, room),
-                rid=rid,
-                routing_key=key if key != DEFAULT else None,
-                extra={"return_routed_experts": True} if self._asks_experts else None,
-            )
-        except DataError as error:
-            raise RequestError(400, error.message) from error
-        except RetryableError as error:
-            self._abort(rid)
-            raise RequestError(503, error.message) from error
-        except asyncio.CancelledError:
-            self._abort(rid)
-            raise
+        params = sampling_params(session.sampling_defaults, question, constraint, room)
+        with in_flight(rid) as tries:
+            try:
+                output = await self._client.generate(
+                    prompt_ids,
+                    params,
+                    rid=rid,
+                    routing_key=key if key != DEFAULT else None,
+                    extra={name: True for name, is_asked in self._extra(constraint).items() if is_asked},
+                )
+            except DataError as error:
+                raise RequestError(400, error.message) from error
+            except RetryableError as error:
+                self._abort(tries)
+                raise RequestError(503, error.message) from error
+            except asyncio.CancelledError:
+                self._abort(tries)
+                raise
         if output.finish_reason == "abort":
             raise RequestError(503, "the engine was told to end its requests")
         return TurnRecord(
@@ -84,19 +91,23 @@ class AdapterEngine:
             output.finish_reason,
             output.output_log_probs,
             meta_info=output.meta_info,
+            is_constrained=any(params.get(name) for name in GRAMMARS),
         )
 
-    def _abort(self, rid: str) -> None:
-        task = asyncio.create_task(self._aborted(rid))
+    def _extra(self, constraint: Constraint) -> dict[str, bool]:
+        return {"return_routed_experts": self._asks_experts, "require_reasoning": constraint.is_thinking}
+
+    def _abort(self, rids: Sequence[str]) -> None:
+        task = asyncio.create_task(self._aborted(rids))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def _aborted(self, rid: str) -> None:
+    async def _aborted(self, rids: Sequence[str]) -> None:
         timeout = aiohttp.ClientTimeout(total=ABORT_TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http:
             for pause in ABORT_PAUSES_SECONDS:
                 await asyncio.sleep(pause)
-                for url in await self._engine_urls(http):
+                for url, rid in product(await self._engine_urls(http), rids):
                     with suppress(aiohttp.ClientError, TimeoutError):
                         async with http.post(f"{url}/abort_request", json={"rid": rid}):
                             pass
@@ -110,7 +121,9 @@ class AdapterEngine:
         return [self.url]
 
 
-def sampling_params(defaults: Mapping[str, Any], question: Question, room: int | None) -> dict[str, Any]:
+def sampling_params(
+    defaults: Mapping[str, Any], question: Question, constraint: Constraint, room: int | None
+) -> dict[str, Any]:
     """The session's defaults, with what the request says; no more tokens than either allows, or there is `room` for."""
     params = {**SAMPLING, **defaults}
     limits = [params["max_new_tokens"], question.max_tokens, room]
@@ -121,4 +134,6 @@ def sampling_params(defaults: Mapping[str, Any], question: Question, room: int |
     params |= {name: value for name, value in asked.items() if value is not None}
     if question.stop:
         params["stop"] = list(question.stop)
+    if constraint.params:
+        params = {name: value for name, value in params.items() if name not in GRAMMARS} | dict(constraint.params)
     return params

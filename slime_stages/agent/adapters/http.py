@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import orjson
@@ -57,13 +58,51 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     return body
 
 
+class EventStream:
+    """An answer in events. It begins when it is there, or before that with a ping, so that no client gives up waiting.
+
+    Once it has begun, what goes wrong is an event too.
+    """
+
+    def __init__(self, request: web.Request, *, ping: bytes, ping_seconds: float) -> None:
+        self._request = request
+        self._response = _new_response(EVENTS)
+        self._ping = ping
+        self._ping_seconds = ping_seconds
+
+    @asynccontextmanager
+    async def kept_alive(self) -> AsyncIterator[None]:
+        """While the client waits for its answer."""
+        pinging = asyncio.create_task(self._pinged())
+        try:
+            yield
+        finally:
+            pinging.cancel()
+            await asyncio.gather(pinging, return_exceptions=True)
+
+    async def deliver(self, events: Iterable[Event]) -> web.StreamResponse:
+        return await _deliver(self._request, self._response, b"".join(map(_framed, events)))
+
+    async def fail(self, error: RequestError, body: dict[str, Any]) -> web.StreamResponse:
+        """Tell a client that was pinged of an error; it is raised if there is still a status to say it by."""
+        if not self._response.prepared:
+            raise error
+        return await self.deliver([("error", body)])
+
+    async def _pinged(self) -> None:
+        with suppress(ConnectionError):
+            while True:
+                await asyncio.sleep(self._ping_seconds)
+                if not self._response.prepared:
+                    await self._response.prepare(self._request)
+                await self._response.write(self._ping)
+
+
 async def deliver_object(request: web.Request, answer: dict[str, Any]) -> web.StreamResponse:
     data = orjson.dumps(answer)
-    return await _deliver(request, JSON, data, length=len(data))
-
-
-async def deliver_events(request: web.Request, events: Iterable[Event]) -> web.StreamResponse:
-    return await _deliver(request, EVENTS, b"".join(map(_framed, events)))
+    response = _new_response(JSON)
+    response.content_length = len(data)
+    return await _deliver(request, response, data)
 
 
 def _framed(event: Event) -> bytes:
@@ -72,18 +111,19 @@ def _framed(event: Event) -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + line + b"\n\n"
 
 
-async def _deliver(
-    request: web.Request, content_type: str, data: bytes, *, length: int | None = None
-) -> web.StreamResponse:
+def _new_response(content_type: str) -> web.StreamResponse:
+    return web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
+
+
+async def _deliver(request: web.Request, response: web.StreamResponse, data: bytes) -> web.StreamResponse:
     """Send an answer; ClientGone unless the client has taken all of it.
 
     What marks the end of a stream is sent after that, as a client may leave once it has read the last event.
     """
-    response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
-    response.content_length = length
     try:
         with Delivery(request.transport) as delivery:
-            await response.prepare(request)
+            if not response.prepared:
+                await response.prepare(request)
             await response.write(data)
             if not await delivery.arrived():
                 raise ClientGone

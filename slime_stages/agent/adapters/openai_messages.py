@@ -11,18 +11,15 @@ from slime_stages.agent.adapters.errors import invalid, without_images
 from slime_stages.agent.adapters.openai_requests import (
     ChatMessage,
     Content,
-    Format,
     FunctionCall,
     FunctionCallItem,
     FunctionOutputItem,
-    GenerationBody,
     MediaPart,
     MessageItem,
     ReasoningItem,
     RefusalPart,
-    ToolIn,
 )
-from slime_stages.agent.adapters.turn import IMAGE_OMITTED, Message, Tool, assistant_message, function_tool
+from slime_stages.agent.adapters.turn import IMAGE_OMITTED, Message, assistant_message
 from slime_stages.agent.parsing import ToolCall, read_arguments
 
 ROLES = {"developer": "system", "function": "tool"}
@@ -56,25 +53,6 @@ def item_messages(items: Sequence[Any], *, omit_images: bool) -> list[Message]:
                 answers.messages.append(_other(item, omit_images))
     answers.end_if(True)
     return answers.messages
-
-
-def function_tools(body: GenerationBody) -> list[Tool]:
-    """Functions that the model is offered; tools that the vendor would run itself are not.
-
-    RequestError if the model is to be forced: what it writes is trained on as its own choice.
-    """
-    choice = body.tool_choice if body.tool_choice is not None else "auto"
-    if choice not in ("auto", "none"):
-        raise invalid(f"tool_choice: the model cannot be forced to call a tool ({choice}), only `auto` or `none`")
-    if choice == "none":
-        return []
-    return [_tool(tool) for tool in body.tools or [] if tool.type == "function"]
-
-
-def check_format(form: Format | None, field: str) -> None:
-    """RequestError for a form that only a constrained sampler keeps to."""
-    if form is not None and form.type != "text":
-        raise invalid(f"{field}: the model's output cannot be constrained to {form.type}, only `text`")
 
 
 def content_text(content: Content, between: str, omit_images: bool) -> str:
@@ -125,14 +103,6 @@ def _reasoning(item: ReasoningItem) -> str:
 def _call(call: FunctionCall) -> ToolCall:
     written = call.arguments
     return ToolCall(call.name, read_arguments(written) if isinstance(written, str) else written)
-
-
-def _tool(tool: ToolIn) -> Tool:
-    if tool.function is not None:
-        return function_tool(tool.function.name, tool.function.description, tool.function.parameters)
-    if not tool.name:
-        raise invalid("tools: a function has no name")
-    return function_tool(tool.name, tool.description, tool.parameters)
 
 
 def _part(part: Any, omit_images: bool) -> str:

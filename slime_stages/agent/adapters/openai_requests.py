@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from slime_stages.agent.adapters.endpoint import RequestBody
 
@@ -48,6 +48,7 @@ class FunctionIn(BaseModel):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolIn(BaseModel):
@@ -58,10 +59,21 @@ class ToolIn(BaseModel):
     name: str = ""
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
-class Format(BaseModel):
-    type: str = "text"
+class Schema(BaseModel):
+    """What the text of an answer has to keep; its name and `strict` are for the vendor."""
+
+    model_config = ConfigDict(extra="allow")
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class Format(Schema):
+    """A form in either API's form."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: Schema | None = None
 
 
 class GenerationBody(RequestBody):
@@ -69,7 +81,7 @@ class GenerationBody(RequestBody):
 
     model: str | None = None
     tools: list[ToolIn] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)

@@ -8,8 +8,9 @@ from typing import Any
 from slime_stages.agent.adapters.base import MODEL
 from slime_stages.agent.adapters.endpoint import Endpoint, Event
 from slime_stages.agent.adapters.errors import RequestError, invalid
-from slime_stages.agent.adapters.openai_messages import check_format, function_tools, item_messages, opaque
-from slime_stages.agent.adapters.openai_requests import MessageItem, ResponsesBody
+from slime_stages.agent.adapters.openai_choices import forced_tools, json_schema, offered_tools
+from slime_stages.agent.adapters.openai_messages import item_messages, opaque
+from slime_stages.agent.adapters.openai_requests import Format, MessageItem, ResponsesBody
 from slime_stages.agent.adapters.openai_sessions import session_id
 from slime_stages.agent.adapters.response_events import item_events
 from slime_stages.agent.adapters.sessions import Session
@@ -35,19 +36,22 @@ class Responses(Endpoint[ResponsesBody]):
         return bool(body.stream)
 
     def question(self, body: ResponsesBody, session: Session) -> Question:
-        check_format(body.text.format if body.text else None, "text.format")
         if body.background:
             raise invalid("background: a response is waited for")
         history = [*self._previous(body, session), *self._new(body)]
         if not history:
             raise invalid("input: there is nothing to answer")
+        forced = forced_tools(body)
         return Question(
             messages=[*_system(body.instructions), *history],
-            tools=function_tools(body),
+            tools=offered_tools(body),
             model=body.model or MODEL,
             max_tokens=body.max_output_tokens,
             temperature=body.temperature,
             top_p=body.top_p,
+            forced_tools=forced,
+            is_single_call=body.parallel_tool_calls is False,
+            json_schema=json_schema(_format(body), "text.format", forced),
         )
 
     def answer(self, body: ResponsesBody, reply: Reply) -> dict[str, Any]:
@@ -91,6 +95,10 @@ class Responses(Endpoint[ResponsesBody]):
         return item_messages(words, omit_images=self.omit_images)
 
 
+def _format(body: ResponsesBody) -> Format | None:
+    return body.text.format if body.text else None
+
+
 def _system(instructions: str | None) -> list[Message]:
     return [{"role": "system", "content": instructions}] if instructions else []
 
@@ -115,6 +123,7 @@ def _output(body: ResponsesBody, reply: Reply) -> list[dict[str, Any]]:
 
 def _head(body: ResponsesBody, reply: Reply) -> dict[str, Any]:
     """What a response repeats of its request."""
+    form = _format(body)
     return {
         "id": f"resp_{reply.id}",
         "object": "response",
@@ -129,9 +138,9 @@ def _head(body: ResponsesBody, reply: Reply) -> dict[str, Any]:
         "reasoning": {"effort": None, "summary": None},
         "store": body.store is not False,
         "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": form.model_dump(by_alias=True, exclude_unset=True) if form else {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in function_tools(body)],
+        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in offered_tools(body)],
         "top_p": body.top_p,
         "truncation": "disabled",
     }

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from slime_stages.agent.adapters.errors import invalid
-from slime_stages.agent.adapters.turn import Question, Reply, WireCall
-from slime_stages.agent.parsing import AnswerParser
+from slime_stages.agent.adapters.turn import Constraint, Question, Reply, WireCall
+from slime_stages.agent.parsing import END_OF_REASONING, AnswerParser, constraints
 from slime_stages.agent.trajectory import TurnRecord
 
 T = TypeVar("T")
+CLOSED_THINKING_TOKENS = 8
+"""Templates that have a model not think close its thinking in the last few tokens of the prompt."""
 
 
 class Texts:
@@ -35,6 +37,12 @@ class Texts:
     async def render(self, question: Question) -> list[int]:
         """The token ids of a history. RequestError if the model's chat template does not take it."""
         return await self._run(lambda: self._render(question))
+
+    async def constraint(self, question: Question, prompt_ids: Sequence[int]) -> Constraint:
+        """What the answer is held to. RequestError if the model's format of calls cannot be."""
+        if not question.forced_tools and question.json_schema is None:
+            return Constraint()
+        return await self._run(lambda: self._constraint(question, prompt_ids))
 
     async def read(self, record: TurnRecord, question: Question, call_prefix: str) -> tuple[Reply, TurnRecord]:
         """What an answer says, and the record with whether it could be read."""
@@ -60,8 +68,25 @@ class Texts:
             raise invalid(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
         return list(ids)
 
+    def _constraint(self, question: Question, prompt_ids: Sequence[int]) -> Constraint:
+        parser, forced, schema = self._parser.tool_parser, question.forced_tools, question.json_schema or {}
+        single = question.is_single_call
+        ending = self._decode(list(prompt_ids[-CLOSED_THINKING_TOKENS:])).rstrip()
+        is_thinking = self._parser.reasoning_parser is not None and not ending.endswith(END_OF_REASONING)
+        try:
+            if forced:
+                params = constraints.call_constraint(parser, forced, is_single=single, is_thinking=is_thinking)
+            elif question.tools:
+                params = constraints.call_or_schema_constraint(parser, question.tools, schema, is_single=single)
+            else:
+                params = constraints.schema_constraint(schema)
+        except ValueError as error:
+            raise invalid(str(error)) from error
+        return Constraint(params=params, is_thinking=is_thinking)
+
     def _read(self, record: TurnRecord, question: Question, call_prefix: str) -> tuple[Reply, TurnRecord]:
-        parsed = self._parser.parse(self._decode(self._said(record)), question.tools)
+        tools, is_forced = question.forced_tools or question.tools, bool(question.forced_tools)
+        parsed = self._parser.parse(self._decode(self._said(record)), tools, is_forced=is_forced)
         reply = Reply(
             id=uuid.uuid4().hex,
             created_at=int(time.time()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slime_stages.agent.parsing import ToolCall
@@ -30,6 +30,22 @@ class Question:
     top_p: float | None = None
     top_k: int | None = None
     stop: Sequence[str] = ()
+    forced_tools: Sequence[Tool] = ()
+    """One of these has to be called; they say `strict` where the arguments are held to their schema."""
+    is_single_call: bool = False
+    """Where one has to be called, no second one is."""
+    json_schema: Mapping[str, Any] | None = None
+    """Of the text, which is JSON then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """What an answer is held to; by default to nothing."""
+
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters."""
+    is_thinking: bool = False
+    """The model thinks first: an engine that knows its reasoning parser leaves that free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +95,11 @@ def assistant_message(text: str, reasoning: str, calls: Sequence[ToolCall]) -> M
 def function_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> Tool:
     schema = dict(parameters) if parameters else {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, "description": description or "", "parameters": schema}}
+
+
+def held_to_schema(tool: Tool, *, is_strict: bool) -> Tool:
+    """A tool that has to be called; else the arguments are any object."""
+    return {**tool, "function": {**tool["function"], "strict": is_strict}}
 
 
 def routed_by(message: Message) -> Message:

@@ -4,6 +4,13 @@ SGLang's parsers of the installed version do it, by their names (`qwen3`, `qwen2
 when the first parser is made: that takes seconds and brings torch along, which works without a GPU.
 """
 
-from slime_stages.agent.parsing.answers import AnswerParser, ParsedAnswer, ToolCall, read_arguments, write_arguments
+from slime_stages.agent.parsing.answers import (
+    END_OF_REASONING,
+    AnswerParser,
+    ParsedAnswer,
+    ToolCall,
+    read_arguments,
+    write_arguments,
+)
 
-__all__ = ["AnswerParser", "ParsedAnswer", "ToolCall", "read_arguments", "write_arguments"]
+__all__ = ["END_OF_REASONING", "AnswerParser", "ParsedAnswer", "ToolCall", "read_arguments", "write_arguments"]

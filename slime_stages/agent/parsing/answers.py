@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from slime_stages.agent.parsing import sglang_parsers
+from slime_stages.agent.parsing import constraints, sglang_parsers
 from slime_stages.agent.parsing.xml_calls import take_xml_calls
 
 logger = logging.getLogger(__name__)
@@ -45,12 +45,14 @@ class AnswerParser:
         self.tool_parser = tool_parser
         self.reasoning_parser = reasoning_parser
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> ParsedAnswer:
-        """The parts of a text; `tools` are those that the model was offered, in OpenAI's form."""
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, is_forced: bool = False) -> ParsedAnswer:
+        """The parts of a text; `tools` are those that the model was offered, in OpenAI's form, or had to call."""
         reasoning, text = self._without_reasoning(text)
         calls: list[ToolCall] = []
         ill_formed = False
-        if tools and self.tool_parser is not None:
+        if is_forced and constraints.writes_array(self.tool_parser, tools):
+            text, calls, ill_formed = _without_array(text)
+        elif tools and self.tool_parser is not None:
             text, calls, ill_formed = self._without_calls(text, tools)
         if tools and not calls:
             text, found = take_xml_calls(text, tools)
@@ -77,6 +79,14 @@ class AnswerParser:
         calls = [ToolCall(name, read_arguments(written)) for name, written in found]
         ill_formed = begun > len(calls) or any(RAW_ARGUMENTS in call.arguments for call in calls)
         return rest if calls else text, calls, ill_formed  # parsers cut out what they cannot read
+
+
+def _without_array(text: str) -> tuple[str, list[ToolCall], bool]:
+    """Calls that stand in a JSON array, which may have been cut off."""
+    try:
+        return "", [ToolCall(call["name"], dict(call["parameters"])) for call in orjson.loads(text)], False
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+        return text, [], True
 
 
 def write_arguments(arguments: dict[str, Any]) -> str:

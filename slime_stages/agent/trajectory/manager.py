@@ -82,7 +82,9 @@ class TrajectoryManager:
 
 def _facts(chain: Chain) -> dict[str, bool]:
     turns = chain.turns
+    constrained = {"constrained": True} if any(turn.is_constrained for turn in turns) else {}
     return {
+        **constrained,
         "truncated": turns[-1].finish_reason == "length",
         "use_tool": any(turn.uses_tool for turn in turns),
         "ill_formed": any(turn.ill_formed for turn in turns),

@@ -34,7 +34,7 @@ def sample_of(
     """The sample of a segment, cut off on the right after `max_tokens` (0: nowhere); None if it would train nothing."""
     is_cut = 0 < max_tokens < len(segment.ids)
     spans = _cut(segment.spans, max_tokens - len(segment.prompt)) if is_cut else segment.spans
-    if not any(span.turn is not None and len(span.ids) for span in spans):
+    if not any(span.turn is not None and span.turn.chosen[: len(span.ids)].any() for span in spans):
         return None
     sample = Sample(
         **{name: getattr(base, name) for name in COPIED},
@@ -74,6 +74,10 @@ def _append(sample: Sample, span: Span) -> None:
         log_probs=span.turn.log_probs[: len(span.ids)].tolist(),
         meta_info=meta,
     )
+    chosen = span.turn.chosen[: len(span.ids)]
+    if not chosen.all():
+        assert sample.loss_mask is not None
+        sample.loss_mask = [*sample.loss_mask[: -len(chosen)], *chosen.astype(int).tolist()]
 
 
 def _said_of(turn: Turn, length: int) -> dict[str, Any]:

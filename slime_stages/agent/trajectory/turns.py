@@ -39,6 +39,8 @@ class TurnRecord:
     """The output holds a tool call that cannot be read."""
     meta_info: Mapping[str, Any] = field(default_factory=dict)
     """What else the engine says of the answer."""
+    is_constrained: bool = False
+    """A grammar held the output: log-probs are among what it allowed."""
 
 
 class TokenTrail:
@@ -95,6 +97,7 @@ class Turn:
     finish_reason: str
     uses_tool: bool
     ill_formed: bool
+    is_constrained: bool
     meta_info: Mapping[str, Any]
 
     @staticmethod
@@ -110,12 +113,18 @@ class Turn:
             finish_reason=record.finish_reason,
             uses_tool=uses_tool,
             ill_formed=record.ill_formed,
+            is_constrained=record.is_constrained,
             meta_info={key: value for key, value in record.meta_info.items() if KEPT_META.fullmatch(key)},
         )
 
     @property
     def output_length(self) -> int:
         return len(self.log_probs)
+
+    @property
+    def chosen(self) -> NDArray[np.bool_]:
+        """[O] False for a token that a grammar left alone: its log-prob is 0, whatever the model thought of it."""
+        return self.log_probs != 0.0 if self.is_constrained else np.ones(self.output_length, np.bool_)
 
 
 def _expert_rows(encoded: Any, length: int) -> Rows | None:

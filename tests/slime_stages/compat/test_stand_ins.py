@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_stages.compat import grading, masks, metrics
+from slime_stages.compat import grading, masks, metrics, parsing
 from slime_stages.compat.data_sources import RolloutDataSourceWithBuffer, pop_first
 from slime_stages.compat.datasets import Dataset, filter_long_prompt, read_file
 from slime_stages.compat.event_loop import run
@@ -41,6 +41,23 @@ def test_graders_say_what_the_reward_types_say() -> None:
     assert grading.f1_score("the red cat", "a cat") == (pytest.approx(2 / 3), 0.5, 1.0)
     assert grading.remove_boxed(grading.last_boxed_only_string(r"so \boxed{a{b}c}.") or "") == "a{b}c"
     assert grading.last_boxed_only_string("none") is None
+
+
+def test_answers_are_parsed_into_dicts() -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    call = "<tool_call><function=look><parameter=at>sea</parameter></function></tool_call>"
+
+    parsed = parsing.parse_model_output(
+        f"I look. {call}", tools_schema=tools, tool_parser_name=None, reasoning_parser_name=None
+    )
+
+    assert (parsed.text, parsed.tool_uses, parsed.ill_formed) == (
+        "I look.",
+        [{"name": "look", "input": {"at": "sea"}}],
+        False,
+    )
+    assert parsing.parse_tool_uses(call, tools, None) == ("", parsed.tool_uses, False)
+    assert parsing.parse_xml_tool_uses(f"{call}.", tools) == (".", parsed.tool_uses)
 
 
 def test_a_filter_may_answer_with_a_truth_value_or_not_be_there() -> None:

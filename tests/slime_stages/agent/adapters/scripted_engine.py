@@ -38,6 +38,8 @@ class ScriptedEngine:
     workers: list[str] = field(default_factory=list)
     """Engines behind it, of which it passes no abort on: then it is a router."""
     url: str = ""
+    log_probs: list[float] = field(default_factory=list)
+    """Of the next answers' first tokens, where they are other ones."""
 
     def __post_init__(self) -> None:
         self.may_answer.set()
@@ -62,10 +64,11 @@ class ScriptedEngine:
 
     def answer(self, body: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         finish: dict[str, Any] = {"type": self.finish}
+        log_probs = [*self.log_probs, *(-(number + 1) / 100 for number in range(len(self.log_probs), len(ids)))]
         if self.finish == "stop":
             finish["matched"] = self.tokenizer.eos_token_id
         meta = {
-            "output_token_logprobs": [[-(number + 1) / 100, token, None] for number, token in enumerate(ids)],
+            "output_token_logprobs": [[log_prob, token, None] for log_prob, token in zip(log_probs, ids, strict=True)],
             "finish_reason": finish,
             "weight_version": "3",
             "prompt_tokens": len(body["input_ids"]),

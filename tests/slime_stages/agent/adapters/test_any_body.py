@@ -26,7 +26,8 @@ ANTHROPIC = {
     "stop_sequences": ["z"],
     "stream": False,
     "tools": [{"name": "f", "description": "d", "input_schema": SCHEMA}],
-    "tool_choice": {"type": "auto"},
+    "tool_choice": {"type": "auto", "name": "f"},
+    "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
     "messages": [
         {"role": "user", "content": "q"},
         {
@@ -47,7 +48,10 @@ CHAT = {
     "stop": "z",
     "stream": True,
     "stream_options": {"include_usage": True},
-    "tools": [{"type": "function", "function": FUNCTION}],
+    "tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+    "parallel_tool_calls": False,
+    "response_format": {"type": "text", "json_schema": {"name": "n", "schema": SCHEMA}},
     "metadata": {"session_id": "s"},
     "messages": [
         {"role": "developer", "content": [{"type": "text", "text": "s"}]},
@@ -66,7 +70,8 @@ RESPONSES = {
     "instructions": "s",
     "include": ["reasoning.encrypted_content"],
     "tools": [{"type": "function", **FUNCTION}],
-    "text": {"format": {"type": "text"}},
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
     "input": [
         {"role": "user", "content": [{"type": "input_text", "text": "q"}]},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},

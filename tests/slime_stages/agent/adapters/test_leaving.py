@@ -64,6 +64,25 @@ async def test_while_the_engine_is_at_work(anthropic_served: Callable[..., Serve
     await goes_on(served)
 
 
+async def test_while_the_engine_is_asked_a_second_time(anthropic_served: Callable[..., Served]) -> None:
+    served = anthropic_served(["never seen"])
+    served.engine.may_answer.clear()
+    served.engine.status = 503
+    connection = connection_to(served)
+    connection.sendall(WHOLE)
+    await asked(served)
+    served.engine.status = 200
+    await asked(served, 2)
+
+    connection.close()
+
+    rids = {request["rid"] for request in served.engine.requests}
+    while not rids <= {*served.engine.aborted}:
+        await asyncio.sleep(0.005)
+    assert len(rids) == 2
+    await goes_on(served)
+
+
 async def test_while_an_engine_behind_a_router_is_at_work(anthropic_served: Callable[..., Served]) -> None:
     served = anthropic_served(["never seen"])
     with serving(ScriptedEngine(served.engine.tokenizer)) as behind:

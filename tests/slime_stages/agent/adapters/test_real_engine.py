@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anthropic
 import openai
 import pytest
@@ -17,9 +18,10 @@ from slime_stages.prompts.tokenizer import load_tokenizer
 from slime_stages.sample import Sample
 from slime_stages.serving.client import EngineClient
 from slime_stages.serving.engine import Engine
+from slime_stages.serving.in_flight import requests_in_flight
 from tests.e2e.runs import at_version_0
 from tests.fixtures.tiny_model import VOCABULARY_SIZE
-from tests.slime_stages.agent.adapters.conftest import opened
+from tests.slime_stages.agent.adapters.conftest import PARSERS, opened
 from tests.slime_stages.agent.adapters.test_anthropic_sdk import SEARCH
 from tests.slime_stages.agent.adapters.test_chat_sdk import FLAT_SEARCH
 
@@ -28,9 +30,11 @@ MODEL = {"model": "slime-actor"}
 
 
 @contextmanager
-def served(kind: type[BaseAdapter], engine: Engine, model: Path, *sids: str) -> Iterator[tuple[BaseAdapter, str]]:
+def served(
+    kind: type[BaseAdapter], engine: Engine, model: Path, *sids: str, **settings: Any
+) -> Iterator[tuple[BaseAdapter, str]]:
     at_version_0(engine)
-    adapter = kind(load_tokenizer(model), engine.url, "qwen25", "qwen3")
+    adapter = kind(load_tokenizer(model), engine.url, **{**PARSERS, **settings})
     for sid in sids:
         adapter.open_session(sid, sampling_defaults=SAMPLING, max_context_tokens=512)
     with run_app_in_thread(adapter.app) as running:
@@ -129,9 +133,36 @@ async def test_a_client_that_leaves_frees_the_engine(tiny_engine: Engine, tiny_m
         assert await adapter.finish_session("s", base_sample=Sample(index=0)) == []
 
 
-async def running_requests(engine: Engine) -> int:
-    import aiohttp
+async def test_what_this_process_asks_of_a_shared_engine_ends_without_the_requests_of_others(
+    tiny_engine: Engine, tiny_model: Path
+) -> None:
+    with served(OpenAIAdapter, tiny_engine, tiny_model) as (adapter, url):
+        adapter.open_session("s", sampling_defaults={**SAMPLING, "max_new_tokens": 3000, "ignore_eos": True})
+        client = opened(openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="s", max_retries=0))
+        asked: Any = {**MODEL, "messages": [{"role": "user", "content": "Go on."}]}
+        ours = asyncio.create_task(client.chat.completions.create(**asked))
+        theirs = asyncio.create_task(ask_apart(tiny_engine, {"max_new_tokens": 150, "ignore_eos": True}))
+        while await running_requests(tiny_engine) < 2:
+            await asyncio.sleep(0.02)
 
+        async with EngineClient(tiny_engine.url, vocab_size=VOCABULARY_SIZE) as control:
+            for rid in requests_in_flight():
+                await control.abort(rid)
+
+        with pytest.raises(openai.InternalServerError, match="told to end its requests"):
+            await ours
+        assert (await theirs)["finish_reason"]["type"] == "length"
+        assert await adapter.finish_session("s", base_sample=Sample(index=0)) == []
+
+
+async def ask_apart(engine: Engine, params: dict[str, Any]) -> dict[str, Any]:
+    """What the engine says of an answer to somebody who is not of this process."""
+    asked = {"input_ids": [5, 6, 7], "sampling_params": params}
+    async with aiohttp.ClientSession() as http, http.post(f"{engine.url}/generate", json=asked) as response:
+        return dict((await response.json())["meta_info"])
+
+
+async def running_requests(engine: Engine) -> int:
     async with aiohttp.ClientSession() as http, http.get(f"{engine.url}/v1/loads?include=core") as response:
         loads = (await response.json())["loads"]
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)

@@ -14,7 +14,7 @@ import pytest
 from slime_stages.agent.adapters import AnthropicAdapter, OpenAIAdapter, run_app_in_thread
 from slime_stages.agent.adapters.engine import sampling_params
 from slime_stages.agent.adapters.sessions import Session
-from slime_stages.agent.adapters.turn import Question
+from slime_stages.agent.adapters.turn import Constraint, Question
 from slime_stages.errors import UsageError
 from slime_stages.sample import Sample, Status
 from tests.slime_stages.agent.adapters.conftest import Served
@@ -160,7 +160,7 @@ async def test_a_prompt_that_fills_the_context_is_answered_with_nothing(
 
 def params(defaults: dict[str, Any], room: int | None = None, **more: Any) -> dict[str, Any]:
     question = Question(messages=[], tools=[], model="m", **more)
-    return sampling_params(defaults, question, room)
+    return sampling_params(defaults, question, Constraint(), room)
 
 
 def test_sampling_is_the_sessions_then_the_requests() -> None:

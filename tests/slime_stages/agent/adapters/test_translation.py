@@ -9,7 +9,8 @@ import pytest
 from slime_stages.agent.adapters.anthropic_messages import chat_messages, chat_tools
 from slime_stages.agent.adapters.anthropic_requests import CountBody
 from slime_stages.agent.adapters.errors import RequestError
-from slime_stages.agent.adapters.openai_messages import chat_message, function_tools, item_messages
+from slime_stages.agent.adapters.openai_choices import offered_tools
+from slime_stages.agent.adapters.openai_messages import chat_message, item_messages
 from slime_stages.agent.adapters.openai_requests import ChatBody, ResponsesBody
 
 
@@ -164,7 +165,7 @@ def test_openais_messages_lose_ids_and_have_arguments_as_objects() -> None:
 def test_tools_that_are_no_functions_are_not_offered() -> None:
     body = ChatBody(messages=[{"role": "user", "content": "q"}], tools=[{"type": "web_search"}, {"name": "f"}])  # type: ignore[list-item]
 
-    assert [tool["function"]["name"] for tool in function_tools(body)] == ["f"]
+    assert [tool["function"]["name"] for tool in offered_tools(body)] == ["f"]
 
 
 def test_the_items_of_an_answer_are_one_message_and_those_of_the_next_another() -> None:
