@@ -62,10 +62,10 @@ def advantages(samples: list[Sample]) -> list[float]:
 def ours(model: str, samples: list[Sample], steps: int) -> Outcome:
     """The train stage between reading and saving: advantages, packing, forward, backward, metrics, Adam."""
     from slime_stages.config import resolve
+    from stages.train.megatron import packing
     from stages.train.megatron.step import Trainer
     from stages.train.policy import trainer_settings
     from stages.train.steps import train_steps
-    from stages.train.work import Work
 
     count = samples[-1].group + 1
     settings = {
@@ -80,14 +80,14 @@ def ours(model: str, samples: list[Sample], steps: int) -> Outcome:
     }
     config, outcome = resolve(None, settings).config, Outcome()
     trainer, data = Trainer(Path(model), trainer_settings(config)), iteration_of(samples, config)
-    original = Work.packed
+    original = packing.pack_samples
 
-    def counted(self: Work, *arguments: Any, **named: Any) -> Any:
-        packed = original(self, *arguments, **named)
-        outcome.positions += sum(len(each.tokens) for each in packed)
+    def counted(*arguments: Any, **named: Any) -> Any:
+        packed = original(*arguments, **named)
+        outcome.positions += len(packed.tokens)
         return packed
 
-    Work.packed = counted  # type: ignore[method-assign]
+    packing.pack_samples = counted
     for step in range(steps):
         outcome.positions = 0
         with outcome.timed():

@@ -156,12 +156,34 @@ def read_batches(path: Path, schema: ShardSchema, columns: Sequence[str] | None 
     """Read a shard one row group at a time, in bounded memory; checked as `read_shard` does."""
     with open_shard(path, schema) as file:
         for group in range(file.num_row_groups):
-            try:
-                table = file.read_row_group(group, columns=list(columns) if columns is not None else None)
-            except (pa.ArrowException, OSError) as error:
-                raise _unreadable(path, error) from error
-            check_table(table, schema, where=f"{path}, row group {group}")
-            yield table
+            yield _read_group(path, file, group, schema, columns)
+
+
+def read_rows(
+    path: Path, schema: ShardSchema, rows: NDArray[np.integer], columns: Sequence[str] | None = None
+) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
+    """Read some rows, a row group at a time, and of the file only the groups that hold them: which of `rows` they are,
+    and the rows themselves. Checked as `read_shard` does, group by group."""
+    with open_shard(path, schema) as file:
+        counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        starts = np.append(0, np.cumsum(counts))
+        if len(rows) and not 0 <= rows.min() <= rows.max() < starts[-1]:
+            raise DataError(f"{path} holds {starts[-1]} rows, and no row {rows.max()}")
+        group_of = np.searchsorted(starts, rows, side="right") - 1
+        for group in np.unique(group_of).tolist():
+            chosen = np.flatnonzero(group_of == group)
+            yield chosen, _read_group(path, file, group, schema, columns).take(rows[chosen] - starts[group])
+
+
+def _read_group(
+    path: Path, file: pq.ParquetFile, group: int, schema: ShardSchema, columns: Sequence[str] | None
+) -> pa.Table:
+    try:
+        table = file.read_row_group(group, columns=list(columns) if columns is not None else None)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+    check_table(table, schema, where=f"{path}, row group {group}")
+    return table
 
 
 def open_shard(path: Path, schema: ShardSchema) -> pq.ParquetFile:

@@ -21,7 +21,7 @@ from stages.train.algorithm.losses import value_loss
 from stages.train.algorithm.reducers import weighted_sum
 from stages.train.megatron import checkpoint
 from stages.train.megatron.optimizer_state import reset_optimizer_state
-from stages.train.megatron.packing import PackedMicroBatch, pack_samples
+from stages.train.megatron.packing import PackedLater, PackedMicroBatch
 from stages.train.megatron.settings import TrainerSettings
 from stages.train.megatron.step import StepResult, Trainer
 from stages.train.micro_batch import packed_sample
@@ -53,7 +53,7 @@ def values_of(trainer: Trainer, batch: TrainBatch, micro_batches: list[list[int]
     blank = {p: np.zeros(int(length), np.float32) for p, length in enumerate(batch.response_lengths)}
     with_response = [[p for p in positions if len(blank[p])] for positions in micro_batches]
     chosen = [positions for positions in with_response if positions]
-    packed = [pack_samples([packed_sample(batch, p, blank[p]) for p in positions]) for positions in chosen]
+    packed = PackedLater([[packed_sample(batch, p, blank[p]) for p in positions] for positions in chosen])
     found: dict[int, NDArray[np.float32]] = {}
     for positions, values in zip(chosen, trainer.values(packed), strict=True):
         parts = np.split(values.cpu().numpy(), np.cumsum(batch.response_lengths[positions])[:-1])

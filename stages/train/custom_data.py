@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from slime_stages.errors import DataError
 from slime_stages.sample import Sample
 from stages.train.algorithm.conversion import (
+    LOG_PROBS,
     TrainBatch,
     check_rollouts_stay_in_group,
     expand_loss_masks,
@@ -30,8 +31,7 @@ KNOWN = {
     "sample_indices",
     "rollout_ids",
     "rollout_mask_sums",
-    "rollout_log_probs",
-    "teacher_log_probs",
+    *LOG_PROBS,
     "source_names",
 }
 
@@ -58,17 +58,18 @@ def converted(hooks: Hooks, samples: Sequence[Sample], batch: TrainBatch) -> Tra
         return batch
     data = dict(function(hooks.args, list(samples)))
     _check(data, len(samples))
-    tokens = [np.asarray(row) for row in data["tokens"]]
+    tokens = {position: np.asarray(row) for position, row in enumerate(data["tokens"])}
     lengths = np.asarray(data["response_lengths"], np.int64)
-    masks = expand_loss_masks(data.get("loss_masks", [None] * len(tokens)), lengths, [False] * len(tokens))
-    sums = np.array([mask.sum(dtype=np.int64) for mask in masks], np.int64)
+    given = _by_position(data.get("loss_masks", [None] * len(tokens)))
+    masks = expand_loss_masks(given, lengths, np.zeros(len(tokens), bool))
+    sums = np.array([mask.sum(dtype=np.int64) for mask in masks.values()], np.int64)
     ids = fill_rollout_ids(data["rollout_ids"]) if "rollout_ids" in data else batch.rollout_ids
     check_rollouts_stay_in_group(ids, batch.group_indices)
     totals = data.get("rollout_mask_sums")
     return replace(
         batch,
         tokens=tokens,
-        total_lengths=np.array([len(row) for row in tokens], np.int64),
+        total_lengths=np.array([len(row) for row in tokens.values()], np.int64),
         response_lengths=lengths,
         rewards=np.asarray(data["rewards"], np.float32),
         raw_reward=np.asarray(data.get("raw_reward", batch.raw_reward), np.float64),
@@ -78,8 +79,8 @@ def converted(hooks: Hooks, samples: Sequence[Sample], batch: TrainBatch) -> Tra
         loss_masks=masks,
         loss_mask_sums=sums,
         rollout_mask_sums=sum_by_rollout(sums, ids) if totals is None else np.asarray(totals, np.int64),
-        rollout_log_probs=fill_log_probs("rollout_log_probs", data.get("rollout_log_probs"), masks),
-        teacher_log_probs=fill_log_probs("teacher_log_probs", data.get("teacher_log_probs"), masks),
+        rollout_log_probs=fill_log_probs("rollout_log_probs", _by_position(data.get("rollout_log_probs")), masks),
+        teacher_log_probs=fill_log_probs("teacher_log_probs", _by_position(data.get("teacher_log_probs")), masks),
         source_names=list(data.get("source_names", batch.source_names)),
         columns={**batch.columns, **{name: list(data[name]) for name in data.keys() - KNOWN}},
     )
@@ -92,6 +93,10 @@ def own_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
         found["metadata"] = [sample.train_metadata for sample in samples]
     names = {name for sample in samples for name in vars(sample).keys() - set(Sample.__dataclass_fields__)}
     return found | {name: [getattr(sample, name, None) for sample in samples] for name in sorted(names)}
+
+
+def _by_position(rows: Sequence[Any] | None) -> dict[int, Any]:
+    return dict(enumerate(rows or ()))
 
 
 def _check(data: dict[str, Any], count: int) -> None:

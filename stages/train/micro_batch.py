@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.train.algorithm.conversion import TrainBatch
+from stages.train.algorithm.conversion import LOG_PROBS, TrainBatch
 from stages.train.megatron.packing import PackedMicroBatch, PackedSample
 from stages.train.replay import EXPERTS
 
@@ -100,7 +100,7 @@ def sample_table(batch: TrainBatch, positions: Sequence[int], device: torch.devi
         "source_names": [batch.source_names[p] for p in positions],
     }
     table["unconcat_tokens"] = table["tokens"]
-    for name in ("rollout_log_probs", "teacher_log_probs"):
+    for name in LOG_PROBS:
         if (rows := getattr(batch, name)) is not None:
             table[name] = [_tensor(rows[p], np.float32, device) for p in positions]
     return table | {name: [values[p] for p in positions] for name, values in batch.columns.items() if name not in table}

@@ -149,11 +149,12 @@ def parameter_digest(trainer: Trainer) -> str:
 
 def choose_probes(data: IterationBatch) -> list[PackedSample]:
     """The first few samples that have a response, cut to a length that is quick to check."""
-    probes: list[PackedSample] = []
-    for tokens, length in zip(data.batch.tokens, data.batch.response_lengths.tolist(), strict=True):
-        if length and len(probes) < PROBE_COUNT and len(tokens) - length < PROBE_TOKENS:
-            cut = np.asarray(tokens[:PROBE_TOKENS], np.int64)
-            probes.append(PackedSample(tokens=cut, response_length=length - (len(tokens) - len(cut))))
+    lengths, prompts = data.batch.response_lengths, data.batch.total_lengths - data.batch.response_lengths
+    chosen = np.flatnonzero((lengths > 0) & (prompts < PROBE_TOKENS))[:PROBE_COUNT].tolist()
+    batch, probes = data.with_rows(chosen), []
+    for position in chosen:
+        cut = np.asarray(batch.tokens[position][:PROBE_TOKENS], np.int64)
+        probes.append(PackedSample(tokens=cut, response_length=len(cut) - int(prompts[position])))
     return probes
 
 

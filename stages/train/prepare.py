@@ -15,12 +15,12 @@ from torch import Tensor
 from slime_stages.config import Config
 from slime_stages.errors import DataError
 from stages.train.algorithm.advantages import compute_advantages, subtract_teacher_kl, whiten
-from stages.train.algorithm.conversion import TrainBatch
+from stages.train.algorithm.conversion import LOG_PROBS, Rows, TrainBatch
 from stages.train.algorithm.kl import approx_kl
 from stages.train.collectives import merged_over_ranks, sum_over_ranks
 from stages.train.critic import values_of
 from stages.train.hooks import Hooks
-from stages.train.megatron.packing import PackedMicroBatch, pack_samples
+from stages.train.megatron.packing import PackedLater
 from stages.train.megatron.step import Trainer
 from stages.train.micro_batch import TokenColumns, packed_sample, sample_table, token_table
 from stages.train.replay import EXPERTS
@@ -120,20 +120,18 @@ class Preparation:
                 found |= self._split(log_probs, positions)
         return {"log_probs": found} | ({EXPERTS: experts} if self._records_experts else {})
 
-    def _packed(self, columns: TokenColumns) -> tuple[list[list[int]], list[PackedMicroBatch]]:
+    def _packed(self, columns: TokenColumns) -> tuple[list[list[int]], PackedLater]:
         """This rank's micro-batches without samples that have no response, and the positions in them; no empty ones."""
         micro_batches = [[p for p in each if self.batch.response_lengths[p]] for each in self.micro_batches]
         chosen = [each for each in micro_batches if each]
         blank = {p: np.zeros(int(self.batch.response_lengths[p]), np.float32) for each in chosen for p in each}
-        return chosen, [
-            pack_samples([packed_sample(self.batch, p, blank[p], columns) for p in each]) for each in chosen
-        ]
+        return chosen, PackedLater([[packed_sample(self.batch, p, blank[p], columns) for p in each] for each in chosen])
 
     @property
     def _records_experts(self) -> bool:
         return self.config.train.use_routing_replay and self.batch.routed_experts is None
 
-    def _engine_experts(self, rows: dict[int, NDArray[np.float32]]) -> dict[int, NDArray[np.float32]]:
+    def _engine_experts(self, rows: Rows) -> dict[int, NDArray[np.float32]]:
         """Of this rank's samples, if they are of the model in training."""
         of_token = self.trainer.config.num_layers * (self.trainer.config.moe_router_topk or 0)
         for position in self.positions:
@@ -247,10 +245,11 @@ def with_masks(batch: TrainBatch, columns: TokenColumns) -> TrainBatch:
     """
     if "loss_masks" not in columns:
         return batch
-    changed = merged_over_ranks(columns["loss_masks"])
-    masks = [changed[p].astype(np.uint8) if p in changed else mask for p, mask in enumerate(batch.loss_masks)]
-    sums = np.array([mask.sum(dtype=np.int64) for mask in masks], np.int64)
-    return replace(batch, loss_masks=masks, loss_mask_sums=sums)
+    changed = {position: mask.astype(np.uint8) for position, mask in columns["loss_masks"].items()}
+    sums = batch.loss_mask_sums.copy()
+    for position, count in merged_over_ranks({p: int(mask.sum()) for p, mask in changed.items()}).items():
+        sums[position] = count
+    return replace(batch, loss_masks={**batch.loss_masks, **changed}, loss_mask_sums=sums)
 
 
 def column_means(batch: TrainBatch, columns: TokenColumns, micro_batches: list[list[int]]) -> dict[str, float]:
@@ -260,7 +259,7 @@ def column_means(batch: TrainBatch, columns: TokenColumns, micro_batches: list[l
     """
     mine = [p for positions in micro_batches for p in positions]
     rows: dict[str, Any] = {name: values for name, values in columns.items() if name not in ("loss_masks", EXPERTS)}
-    for name in ("rollout_log_probs", "teacher_log_probs"):
+    for name in LOG_PROBS:
         if (given := getattr(batch, name)) is not None:
             rows.setdefault(name, given)
     names = sorted(rows)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -25,10 +27,10 @@ def replay_columns(config: Config) -> tuple[str, ...]:
     return (*(NUCLEUS_COLUMNS if is_cut else ()), *experts)
 
 
-def nuclei_of(table: pa.Table, config: Config) -> list[Nuclei] | None:
-    """[S] None if no engine has said what it drew from; a sample without a record was drawn from all tokens."""
-    if not set(NUCLEUS_COLUMNS) <= set(replay_columns(config)) or table[NUCLEUS_COLUMNS[0]].null_count == len(table):
-        return None
+def nuclei_of(table: pa.Table, config: Config) -> list[Nuclei]:
+    """Of each row; a sample without a record was drawn from all tokens. None at all if they are not asked for."""
+    if not set(NUCLEUS_COLUMNS) <= set(replay_columns(config)):
+        return []
     ids, offsets = (list_rows(table[name]) for name in NUCLEUS_COLUMNS)
     lengths = table["response_length"].to_pylist()
     return [
@@ -39,22 +41,24 @@ def nuclei_of(table: pa.Table, config: Config) -> list[Nuclei] | None:
     ]
 
 
-def engine_experts(table: pa.Table, config: Config) -> dict[int, NDArray[np.float32]] | None:
-    """`EXPERTS` by position, of the samples with a response; None if they are not asked for."""
+def engine_experts(
+    table: pa.Table, config: Config, indices: NDArray[np.int64], positions: Sequence[int]
+) -> dict[int, NDArray[np.float32]]:
+    """`EXPERTS` by position, of the rows with a response; none at all if they are not asked for."""
     if not config.train.use_rollout_routing_replay:
-        return None
+        return {}
     found = {}
     rows, shapes = list_rows(table[EXPERT_COLUMNS[0]]), table[EXPERT_COLUMNS[1]].to_pylist()
     lengths = zip(table["total_length"].to_pylist(), table["response_length"].to_pylist(), strict=True)
-    for position, (total, response) in enumerate(lengths):
+    for number, (total, response) in enumerate(lengths):
         if not response:
             continue
-        row, shape = rows[position], shapes[position]
+        row, shape = rows[number], shapes[number]
         if row is None or shape is None or shape[0] != total - 1:
             has = "none" if shape is None else f"those of {shape[0]}"
             raise DataError(
-                f"sample {table['index'][position]} has {total} tokens, and {has} of its tokens' experts",
+                f"sample {indices[number]} has {total} tokens, and {has} of its tokens' experts",
                 hint="engines give them only if --use-rollout-routing-replay was on: generate anew, or drop it",
             )
-        found[position] = row.astype(np.float32)
+        found[positions[number]] = row.astype(np.float32)
     return found

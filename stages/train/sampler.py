@@ -30,11 +30,12 @@ def sampler_probs_diff(trainer: Trainer, data: IterationBatch) -> float | None:
 
     All ranks call it, with the same data.
     """
-    batch = data.batch
+    chosen = chosen_positions(data.batch.loss_mask_sums)
+    batch = data.with_rows(chosen)
     if batch.rollout_log_probs is None:
         return None
     gaps = []
-    for position in chosen_positions(batch.loss_mask_sums):
+    for position in chosen:
         tokens = np.asarray(batch.tokens[position], np.int64)
         sample = PackedSample(tokens=tokens, response_length=int(batch.response_lengths[position]))
         [log_probs] = trainer.log_probs([pack_samples([sample])])

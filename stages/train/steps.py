@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from stages.train.megatron.step import EntropyMode, StepResult, Trainer
 from stages.train.micro_batch import TokenColumns, TokenView
 from stages.train.objective import Objective, SampleStatistics
 from stages.train.prepare import CPU, Preparation, column_means, with_masks
+from stages.train.rows import agreed
 from stages.train.work import Work, micro_batches_of, needs_backward, schedule_of, steps_of
 
 
@@ -63,7 +65,7 @@ class Steps:
     columns: TokenColumns = field(repr=False)
     """As in `StepsTaken`."""
     batch: TrainBatch = field(repr=False)
-    """As trained on."""
+    """As trained on, with the rows of this rank's samples."""
     column_means: dict[str, float]
     """Of all columns, over all ranks: each rollout's mean over its trained tokens weighs the same."""
     is_further: bool
@@ -97,12 +99,15 @@ def train_steps(
     """
     hooks, size = Hooks(config), trainer.data_parallel_size
     schedule = schedule_of(data.batch, config, dp_size=size, model=trainer.config)
-    taken = taken or _none_taken(trainer, critic, data, schedule, hooks, iteration)
-    work = _work(trainer, with_masks(data.batch, taken.columns), schedule, taken, config)
-    first, policy_count = taken.count, _planned(schedule, config, iteration)
+    batch = agreed(data.with_rows(schedule.partitions[trainer.data_parallel_rank]))
+    policy_count = _planned(schedule, config, iteration)
     critic_count = 0 if critic is None else len(schedule.num_microbatches)
     total = critic_count + policy_count
     with Progress(title, total=total, unit="steps") as progress:
+        for model in (trainer,) if critic is None else (trainer, critic):
+            model.watch(lambda number, count: progress.advance(0, micro_batch=f"{number}/{count}"))
+        taken = taken or _none_taken(trainer, critic, batch, schedule, hooks, iteration)
+        work, first = _work(trainer, with_masks(batch, taken.columns), schedule, taken, config), taken.count
         progress.update(first)
         for number in range(first, total):
             if should_stop():
@@ -142,7 +147,7 @@ def _planned(schedule: DataParallelSchedule, config: Config, iteration: int) -> 
 def _none_taken(
     trainer: Trainer,
     critic: Trainer | None,
-    data: IterationBatch,
+    batch: TrainBatch,
     schedule: DataParallelSchedule,
     hooks: Hooks,
     iteration: int,
@@ -150,14 +155,14 @@ def _none_taken(
     preparation = Preparation(
         trainer=trainer,
         critic=critic,
-        batch=data.batch,
+        batch=batch,
         config=hooks.config,
         hooks=hooks,
         micro_batches=micro_batches_of(schedule, trainer.data_parallel_rank),
         step_count=len(schedule.num_microbatches),
         iteration=iteration,
     )
-    return StepsTaken(statistics=SampleStatistics.empty(data.sample_count), columns=preparation.columns())
+    return StepsTaken(statistics=SampleStatistics.empty(batch.sample_count), columns=preparation.columns())
 
 
 def _work(
@@ -169,7 +174,7 @@ def _work(
         rank=trainer.data_parallel_rank,
         batch=batch,
         columns=taken.columns,
-        step_of=steps_of(schedule, len(batch.tokens)),
+        step_of=steps_of(schedule, batch.sample_count),
         backward=needs_backward(batch, config),
     )
 
@@ -186,7 +191,7 @@ def _take_step(
         columns=work.columns,
         statistics=statistics,
         denominator=work.denominator(step),
-        mean_weight=_mean_weight(config, with_gradient + without),
+        mean_weight=_mean_weight(config, chain(with_gradient, without)),
     )
     result = trainer.train_step(
         with_gradient,
@@ -202,13 +207,12 @@ def _take_step(
 
 def _take_critic_step(critic: Trainer, work: Work, step: int) -> StepResult:
     objective, increment = ValueObjective(config=work.config), work.config.global_batch_size
-    # experts of the policy's are none of the critic's
-    packed = [replace(each, routed_experts=None) for each in work.packed(step)]
+    packed = work.packed(step, with_experts=False)  # those of the policy's are none of the critic's
     result = critic.train_step(packed, objective, on_logits=True, increment=increment)
     return _checked(result, work.config, f"the critic's step {step + 1}")
 
 
-def _mean_weight(config: Config, micro_batches: list[PackedMicroBatch]) -> float | None:
+def _mean_weight(config: Config, micro_batches: Iterable[PackedMicroBatch]) -> float | None:
     """Of the step, for tis_batch_normalize; all ranks call it."""
     algorithm = config.algorithm
     if not (algorithm.use_tis and algorithm.tis_batch_normalize) or algorithm.custom_tis_function_path is not None:

@@ -6,6 +6,7 @@ still passes forward: denominators and metrics are the same as if it had.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +18,9 @@ from slime_stages.config import Config
 from stages.train.algorithm.conversion import TrainBatch
 from stages.train.algorithm.reducers import count_step_tokens, token_weights
 from stages.train.algorithm.schedule import DataParallelSchedule, ScheduleOptions, build_dp_schedule
-from stages.train.megatron.packing import PackedMicroBatch, PackedSample, pack_samples
+from stages.train.megatron.packing import PackedLater, PackedSample
 from stages.train.micro_batch import TokenColumns, packed_sample
+from stages.train.replay import EXPERTS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,29 +38,30 @@ class Work:
     backward: NDArray[np.bool_]
     """[S] needs a backward pass for the policy's loss."""
 
-    def packed(self, step: int, *, backward: bool | None = None) -> list[PackedMicroBatch]:
+    def packed(self, step: int, *, backward: bool | None = None, with_experts: bool = True) -> PackedLater:
         """The rank's micro-batches, or of each the samples that do or do not need a backward pass; no empty ones."""
-        samples, packed = self._samples(step), []
+        samples, chosen = self._samples(step, with_experts=with_experts), []
         for positions in self.schedule.micro_batches(self.rank, step):
             wanted = [p for p in positions if backward is None or bool(self.backward[p]) is backward]
-            if chosen := [samples[p] for p in wanted if p in samples]:
-                packed.append(pack_samples(chosen))
-        return packed
+            chosen.append([samples[p] for p in wanted if p in samples])
+        return PackedLater([each for each in chosen if each])
 
     def denominator(self, step: int) -> float:
         """What slime divides its sums by: the step's rollouts, or with calculate_per_token_loss its tokens."""
         if not self.config.algorithm.calculate_per_token_loss:
             return float(self.config.global_batch_size)
-        sums = self.batch.loss_mask_sums[self.step_of == step]
-        return float(count_step_tokens(torch.from_numpy(sums)))
+        return float(self._token_count(step))
 
-    def _samples(self, step: int) -> dict[int, PackedSample]:
+    def _token_count(self, step: int) -> int:
+        """Trained tokens of the step, over all ranks."""
+        return count_step_tokens(torch.from_numpy(self.batch.loss_mask_sums[self.step_of == step]))
+
+    def _samples(self, step: int, *, with_experts: bool) -> dict[int, PackedSample]:
         """Those of this rank that have a response, by position."""
-        weights = step_weights(self.batch, np.flatnonzero(self.step_of == step), self.config)
+        columns = {name: rows for name, rows in self.columns.items() if with_experts or name != EXPERTS}
         mine = [p for positions in self.schedule.micro_batches(self.rank, step) for p in positions]
-        return {
-            p: packed_sample(self.batch, p, weights[p], self.columns) for p in mine if self.batch.response_lengths[p]
-        }
+        weights = step_weights(self.batch, mine, self.config, step_token_count=self._token_count(step))
+        return {p: packed_sample(self.batch, p, weights[p], columns) for p in mine if self.batch.response_lengths[p]}
 
 
 def schedule_of(batch: TrainBatch, config: Config, *, dp_size: int, model: Any = None) -> DataParallelSchedule:
@@ -113,17 +116,19 @@ def needs_backward(batch: TrainBatch, config: Config) -> NDArray[np.bool_]:
     return needed if is_all else needed & (batch.rewards != 0)
 
 
-def step_weights(batch: TrainBatch, positions: NDArray[np.int64], config: Config) -> dict[int, NDArray[np.float32]]:
-    """The weight of every response token of a step's samples in the step's loss: position → [R]."""
+def step_weights(
+    batch: TrainBatch, positions: Sequence[int], config: Config, *, step_token_count: int
+) -> dict[int, NDArray[np.float32]]:
+    """The weight of every response token of these samples in the loss of their step: position → [R]."""
     masks = [batch.loss_masks[position] for position in positions]
     lengths = [len(mask) for mask in masks]
     weights = token_weights(
         torch.from_numpy(np.concatenate(masks)),
         torch.from_numpy(np.repeat(np.arange(len(positions)), lengths)),
-        torch.from_numpy(batch.rollout_mask_sums[positions]),
+        torch.from_numpy(batch.rollout_mask_sums[list(positions)]),
         global_batch_size=config.global_batch_size,
         calculate_per_token_loss=config.algorithm.calculate_per_token_loss,
-        step_token_count=count_step_tokens(torch.from_numpy(batch.loss_mask_sums[positions])),
+        step_token_count=step_token_count,
     ).numpy()
     parts = np.split(weights, np.cumsum(lengths)[:-1])
-    return dict(zip(positions.tolist(), parts, strict=True))
+    return dict(zip(positions, parts, strict=True))

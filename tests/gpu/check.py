@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-LARGEST_GAP = {"float32": 1e-3, "bfloat16": 0.05}
-"""Mean gap of log-probs between trainer and transformers, which computes in float32, by the trainer's dtype."""
+LARGEST_GAP = {"float32": 5e-3, "bfloat16": 0.05}
+"""Mean gap of log-probs by the trainer's dtype: to those of transformers, which computes in float32, and between two
+ways to compute the same. Transformer Engine multiplies float32 matrices in TF32."""
 LENGTHS = ((24, 40), (24, 9), (60, 25), (7, 90), (7, 3))
 """Prompt and response tokens of the samples."""
 
@@ -34,7 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="check the trainer on a GPU")
     parser.add_argument("--model", type=Path, help="Hugging Face folder; a small one is made without it")
     parser.add_argument("--on-cpu", action="store_true", help="without a device, and without figures of speed")
+    parser.add_argument("--as-one-of-two", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
+    if args.as_one_of_two is not None:
+        score_as_one_of_two(args.model, args.as_one_of_two)
+        return 0
     if not torch.cuda.is_available() and not args.on_cpu:
         print("error: no CUDA device\n\nhint: nvidia-smi; --on-cpu runs the checks without one", file=sys.stderr)
         return 2
@@ -43,9 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
         model = args.model or small_model(Path(folder) / "model")
         for dtype in LARGEST_GAP:
             check_dtype(model, dtype, Path(folder), failures)
+        if args.on_cpu or torch.cuda.device_count() > 1:
+            with told("two processes that share each layer give what one gives", failures):
+                check_tensor_parallel(model, Path(folder) / "by-two")
+        else:
+            print("        one device: nothing to share a layer with")
         if not args.on_cpu:
-            with told("two processes share each layer as one has it", failures):
-                check_tensor_parallel()
             print(json.dumps(throughput(model)))
     with told("pure functions", failures):
         run([sys.executable, "-m", "pytest", "-q", "tests/stages/train/algorithm"])
@@ -72,14 +81,13 @@ def check_dtype(model: Path, dtype: str, folder: Path, failures: list[str]) -> N
     packed = [pack(samples)]
     together = trainer.log_probs(packed)[0].float().cpu()
     with told(f"{dtype}: log-probs are those of transformers", failures):
-        gap = (together - by_transformers(model, samples)).abs().mean().item()
-        assert gap < LARGEST_GAP[dtype], f"they differ by {gap:.5f} on average"
+        assert_close(together, by_transformers(model, samples), dtype)
     with told(f"{dtype}: samples packed together give what each gives alone", failures):
         alone = torch.cat([trainer.log_probs([pack([sample])])[0] for sample in samples]).float().cpu()
-        torch.testing.assert_close(together, alone, atol=LARGEST_GAP[dtype], rtol=0)
+        assert_close(together, alone, dtype)
     with told(f"{dtype}: logits a chunk at a time give what all at once give", failures):
         chunked = trainer_of(model, dtype=dtype, log_probs_chunk_size=16).log_probs(packed)[0].float().cpu()
-        torch.testing.assert_close(together, chunked, atol=LARGEST_GAP[dtype], rtol=0)
+        assert_close(together, chunked, dtype)
     with told(f"{dtype}: a step lowers its loss, and a checkpoint brings it back", failures):
         losses = [step(trainer, packed) for _ in range(3)]
         assert losses[-1] < losses[0], losses
@@ -89,20 +97,38 @@ def check_dtype(model: Path, dtype: str, folder: Path, failures: list[str]) -> N
         assert step(trainer, packed) == step(again, packed)
 
 
-def check_tensor_parallel() -> None:
-    """By the test that compares two ranks with one; on a machine with one device there is nothing to compare."""
-    count = torch.cuda.device_count()
-    if count < 2:
-        print("        not made: one device")
-        return
-    run([sys.executable, "-m", "pytest", "-q", "tests/stages/train/megatron/test_two_ranks.py"])
+def assert_close(one: torch.Tensor, other: torch.Tensor, dtype: str) -> None:
+    gap = (one - other).abs().mean().item()
+    assert gap < LARGEST_GAP[dtype], f"they differ by {gap:.5f} on average"
+
+
+def check_tensor_parallel(model: Path, output: Path) -> None:
+    """Log-probs and loss after a step, with sequence parallelism."""
+    trainer, packed = trainer_of(model, dtype="bfloat16"), [pack(random_samples(model))]
+    step(trainer, packed)
+    by_one = trainer.log_probs(packed)[0].float().cpu()
+    here = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run([*here, "-m", "tests.gpu.check", "--model", str(model), "--as-one-of-two", str(output)])
+    assert_close(by_one, torch.load(output), "bfloat16")
+
+
+def score_as_one_of_two(model: Path, output: Path) -> None:
+    """What each of two processes does."""
+    trainer = trainer_of(model, dtype="bfloat16", tensor_model_parallel_size=2, sequence_parallel=True)
+    packed = [pack(random_samples(model))]
+    step(trainer, packed)
+    log_probs = trainer.log_probs(packed)[0].float().cpu()
+    if torch.distributed.get_rank() == 0:
+        torch.save(log_probs, output)
+    torch.distributed.destroy_process_group()
 
 
 def throughput(model: Path, *, steps: int = 5, tokens: int = 16384) -> dict[str, Any]:
-    """Of bfloat16 steps, after one to warm up."""
+    """Of bfloat16 steps on samples whose prompts differ, after one to warm up."""
     trainer = trainer_of(model, dtype="bfloat16", log_probs_chunk_size=1024)
     length = min(1024, max_positions(model))
-    packed = [pack(random_samples(model, lengths=((length // 4, length - length // 4),) * (tokens // length)))]
+    samples = random_samples(model, lengths=((length // 4, length - length // 4),) * (tokens // length))
+    packed = [pack([replace(sample, share_key=None) for sample in samples])]
     step(trainer, packed)
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.synchronize()

@@ -1,13 +1,13 @@
 """From the samples of an iteration to what the optimiser steps over (spec §A.5, M.1).
 
-Needs the whole iteration at once: rollout ids, mask sums and reward groups reach across shards. Samples stand in batch
-order, which is by `index`.
+Needs of the whole iteration what there is once a sample: rollout ids, mask sums and reward groups reach across shards.
+What is as long as a sample is added for some of them. Samples stand in batch order, which is by `index`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,16 @@ Mask = npt.NDArray[np.uint8]
 IntegerColumn = Sequence[int] | npt.NDArray[np.integer]
 FloatColumn = Sequence[float] | npt.NDArray[np.floating]
 BooleanColumn = Sequence[bool] | npt.NDArray[np.bool_]
+Rows = Mapping[int, npt.NDArray[Any]]
+"""By position of the sample in the batch."""
+GivenRows = Mapping[int, npt.ArrayLike | None]
+"""Likewise; None or absent where the sample has none."""
+LOG_PROBS = ("rollout_log_probs", "teacher_log_probs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleColumns:
-    """Columns of the samples to train on, as they come from rollout and reward; any sequence of length S will do.
+    """What there is once a sample, as it comes from rollout and reward; any sequence of length S will do.
 
     Shapes: S samples; sample s has L tokens, of which the last R are its response.
     """
@@ -39,14 +44,14 @@ class SampleColumns:
     rollout_id: Sequence[int | None]
     """Execution the sample came from; siblings share it."""
 
-    tokens: Sequence[npt.ArrayLike]
-    """[S][L] prompt and response ids."""
+    total_length: IntegerColumn
+    """L of each sample."""
 
     response_length: IntegerColumn
     """R of each sample."""
 
-    loss_mask: Sequence[npt.ArrayLike | None]
-    """[S][R] 1 where the model wrote the token; None means everywhere."""
+    trained_tokens: IntegerColumn
+    """Response tokens with mask 1; not of those to be removed, see below."""
 
     status: Sequence[str]
     """`completed`, `truncated`, `aborted` or `failed`."""
@@ -56,12 +61,6 @@ class SampleColumns:
 
     remove_sample: BooleanColumn
     """True zeroes the mask; the sample still counts in its group's statistics and in its rollout."""
-
-    rollout_log_probs: Sequence[npt.ArrayLike | None] | None = None
-    """[S][R] the engine's log-probs."""
-
-    teacher_log_probs: Sequence[npt.ArrayLike | None] | None = None
-    """[S][R] the teacher's, for on-policy distillation."""
 
     raw_reward_override: Sequence[float | None] | None = None
     """`metadata["raw_reward"]`: what to report instead of the reward."""
@@ -76,14 +75,28 @@ class SampleColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRows:
+    """What there is once a token, of some of the samples."""
+
+    tokens: Rows
+    """[L] prompt and response ids."""
+
+    loss_mask: GivenRows
+    """[R] 1 where the model wrote the token; None means everywhere."""
+
+    rollout_log_probs: GivenRows = field(default_factory=dict)
+    """[R] the engine's log-probs."""
+
+    teacher_log_probs: GivenRows = field(default_factory=dict)
+    """[R] the teacher's, for on-policy distillation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """An iteration's samples in batch order, ready to be scheduled; names are slime's.
+    """An iteration's samples in batch order, ready to be scheduled, with the rows of some of them; names are slime's.
 
     Shapes: S samples; sample s has L tokens, of which the last R are its response.
     """
-
-    tokens: list[npt.NDArray[np.integer]]
-    """[S][L] prompt and response ids, of the type they came in."""
 
     total_lengths: Integers
     """[S] L."""
@@ -109,20 +122,11 @@ class TrainBatch:
     rollout_ids: Integers
     """[S] never missing; siblings share one."""
 
-    loss_masks: list[Mask]
-    """[S][R] zero for removed samples."""
-
     loss_mask_sums: Integers
     """[S] trained tokens of the sample."""
 
     rollout_mask_sums: Integers
     """[S] trained tokens of all samples of its rollout: the denominator of the loss."""
-
-    rollout_log_probs: list[Floats] | None
-    """[S][R] the engine's log-probs, zeros where a fully masked sample brought none."""
-
-    teacher_log_probs: list[Floats] | None
-    """[S][R] the teacher's, likewise."""
 
     source_names: list[str]
     """[S] `unknown` where the sample does not say."""
@@ -130,40 +134,79 @@ class TrainBatch:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     """[S] each: what else the user's functions want to know of a sample."""
 
-    nuclei: list[Any] | None = None
-    """[S] what each response token was drawn from, a `Nuclei` each."""
+    tokens: Rows = field(default_factory=dict)
+    """[L] prompt and response ids, of the type they came in."""
 
-    routed_experts: dict[int, Floats] | None = None
-    """Position → what the engine says of the experts that the tokens went to, flat."""
+    loss_masks: Rows = field(default_factory=dict)
+    """[R] zero for removed samples."""
+
+    rollout_log_probs: Rows | None = None
+    """[R] the engine's log-probs, zeros where a fully masked sample brought none; None if no sample has any."""
+
+    teacher_log_probs: Rows | None = None
+    """[R] the teacher's, likewise."""
+
+    nuclei: Mapping[int, Any] | None = None
+    """What each response token was drawn from, a `Nuclei` each."""
+
+    routed_experts: Rows | None = None
+    """What the engine says of the experts that the tokens went to, flat."""
+
+    @property
+    def sample_count(self) -> int:
+        return len(self.total_lengths)
 
 
 def convert_samples(samples: SampleColumns, rewards: Floats) -> TrainBatch:
-    """Turn samples and their normalised `rewards` [S] into a batch."""
-    assert len(rewards) == len(samples.index), (len(rewards), len(samples.index))
-    tokens = [np.asarray(row) for row in samples.tokens]
-    response_lengths = np.asarray(samples.response_length, dtype=np.int64)
+    """Turn samples and their normalised `rewards` [S] into a batch, without rows yet."""
+    count = len(samples.index)
+    assert len(rewards) == count, (len(rewards), count)
     group_indices = np.asarray(samples.group_index, dtype=np.int64)
     rollout_ids = fill_rollout_ids(samples.rollout_id)
     check_rollouts_stay_in_group(rollout_ids, group_indices)
-    masks = expand_loss_masks(samples.loss_mask, response_lengths, samples.remove_sample)
-    mask_sums = np.array([mask.sum(dtype=np.int64) for mask in masks], dtype=np.int64)
+    mask_sums = np.where(np.asarray(samples.remove_sample, dtype=bool), 0, samples.trained_tokens).astype(np.int64)
     return TrainBatch(
-        tokens=tokens,
-        total_lengths=np.array([len(row) for row in tokens], dtype=np.int64),
-        response_lengths=response_lengths,
+        total_lengths=np.asarray(samples.total_length, dtype=np.int64),
+        response_lengths=np.asarray(samples.response_length, dtype=np.int64),
         rewards=rewards,
         raw_reward=override_raw_rewards(samples.reward, samples.raw_reward_override),
         truncated=np.array([status == "truncated" for status in samples.status], dtype=np.uint8),
         sample_indices=np.asarray(samples.index, dtype=np.int64),
         group_indices=group_indices,
         rollout_ids=rollout_ids,
-        loss_masks=masks,
         loss_mask_sums=mask_sums,
         rollout_mask_sums=sum_by_rollout(mask_sums, rollout_ids),
-        rollout_log_probs=fill_log_probs("rollout_log_probs", samples.rollout_log_probs, masks),
-        teacher_log_probs=fill_log_probs("teacher_log_probs", samples.teacher_log_probs, masks),
-        source_names=[name or "unknown" for name in samples.source_name or [None] * len(tokens)],
+        source_names=[name or "unknown" for name in samples.source_name or [None] * count],
     )
+
+
+def with_rows(
+    batch: TrainBatch,
+    rows: SampleRows,
+    *,
+    nuclei: Mapping[int, Any] | None = None,
+    routed_experts: Rows | None = None,
+) -> TrainBatch:
+    """The batch with these rows in place of those it had."""
+    masks = expand_loss_masks(rows.loss_mask, batch.response_lengths, batch.loss_mask_sums == 0)
+    return replace(
+        batch,
+        tokens=rows.tokens,
+        loss_masks=masks,
+        nuclei=nuclei,
+        routed_experts=routed_experts,
+        rollout_log_probs=fill_log_probs("rollout_log_probs", rows.rollout_log_probs, masks),
+        teacher_log_probs=fill_log_probs("teacher_log_probs", rows.teacher_log_probs, masks),
+    )
+
+
+def complete_log_probs(batch: TrainBatch, names: Sequence[str]) -> TrainBatch:
+    """The batch with these columns of log-probs, which other samples of the iteration have."""
+    for name in names:
+        if getattr(batch, name) is None:
+            filled: dict[str, Any] = {name: _filled(name, {}, batch.loss_masks)}
+            batch = replace(batch, **filled)
+    return batch
 
 
 def fill_rollout_ids(rollout_ids: Sequence[int | None]) -> Integers:
@@ -194,17 +237,16 @@ def check_rollouts_stay_in_group(rollout_ids: Integers, group_indices: Integers)
 
 
 def expand_loss_masks(
-    loss_masks: Sequence[npt.ArrayLike | None], response_lengths: Integers, remove_sample: BooleanColumn
-) -> list[Mask]:
-    """[S][R] masks: ones where the sample has none, zeros where it is to be removed."""
-    expanded = []
-    for position, (mask, length, is_removed) in enumerate(
-        zip(loss_masks, response_lengths.tolist(), remove_sample, strict=True)
-    ):
+    loss_masks: GivenRows, response_lengths: Integers, remove_sample: npt.NDArray[np.bool_]
+) -> dict[int, Mask]:
+    """[R] masks by position: ones where the sample has none, zeros where it is to be removed."""
+    expanded = {}
+    for position, mask in loss_masks.items():
+        length = int(response_lengths[position])
         row = np.ones(length, dtype=np.uint8) if mask is None else np.asarray(mask, dtype=np.uint8)
         if len(row) != length:
             raise DataError(f"sample at position {position} has {len(row)} loss_mask for {length} response tokens")
-        expanded.append(np.zeros_like(row) if is_removed else row)
+        expanded[position] = np.zeros_like(row) if remove_sample[position] else row
     return expanded
 
 
@@ -224,19 +266,22 @@ def override_raw_rewards(rewards: FloatColumn, overrides: Sequence[float | None]
     return np.array([reward if override is None else override for reward, override in pairs], dtype=np.float64)
 
 
-def fill_log_probs(name: str, rows: Sequence[npt.ArrayLike | None] | None, masks: list[Mask]) -> list[Floats] | None:
-    """[S][R] log-probs, zeros for a fully masked sample that has none; None if no sample has any.
+def fill_log_probs(name: str, rows: GivenRows, masks: Mapping[int, Mask]) -> dict[int, Floats] | None:
+    """[R] log-probs of the samples with masks, zeros for a fully masked one that has none; None if none has any.
 
     slime looks at the first sample only to learn whether all of them have the column.
     """
-    if rows is None or all(row is None for row in rows):
-        return None
-    filled = []
-    for position, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+    return None if all(row is None for row in rows.values()) else _filled(name, rows, masks)
+
+
+def _filled(name: str, rows: GivenRows, masks: Mapping[int, Mask]) -> dict[int, Floats]:
+    filled = {}
+    for position, mask in masks.items():
+        row = rows.get(position)
         if row is None and mask.any():
             raise DataError(f"sample at position {position} has no {name}, while others have")
         values = np.zeros(len(mask), dtype=np.float32) if row is None else np.asarray(row, dtype=np.float32)
         if len(values) != len(mask):
             raise DataError(f"sample at position {position} has {len(values)} {name} for {len(mask)} response tokens")
-        filled.append(values)
+        filled[position] = values
     return filled

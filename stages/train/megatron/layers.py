@@ -61,7 +61,8 @@ def fused_attention() -> type:
     from megatron.core.extensions.transformer_engine import TEDotProductAttention
 
     class FusedAttention(TEDotProductAttention):  # type: ignore[misc]
-        """Of rows where prompts are shared, or that are cut over ranks, `PackedAttention`."""
+        """Of rows where prompts are shared, or that are cut over ranks, and in float32, for which no kernel is fused,
+        `PackedAttention`."""
 
         def __init__(self, config: Any, *arguments: Any, softmax_scale: float | None = None, **named: Any) -> None:
             super().__init__(config, *arguments, softmax_scale=softmax_scale, **named)
@@ -70,8 +71,8 @@ def fused_attention() -> type:
         def forward(
             self, query: Tensor, key: Tensor, value: Tensor, mask: None, *, packed_seq_params: PackedRow, **named: Any
         ) -> Tensor:
-            sequences = packed_seq_params.sequences
-            if sequences is None or parallel_state.get_context_parallel_world_size() > 1:
+            sequences, is_cut = packed_seq_params.sequences, parallel_state.get_context_parallel_world_size() > 1
+            if sequences is None or is_cut or query.dtype is torch.float32:
                 return self.packed(query, key, value, mask, packed_seq_params=packed_seq_params)  # type: ignore[no-any-return]
             rows = (each.squeeze(1) for each in (query, key, value))
             output = super().forward(*rows, None, AttnMaskType.padding_causal, packed_seq_params=sequences)

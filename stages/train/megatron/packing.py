@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +117,39 @@ class PackedMicroBatch:
     """[N]"""
 
 
+class PackedLater(Sequence[PackedMicroBatch]):
+    """Micro-batches that are packed each time that they are asked for: which token sees which takes much memory."""
+
+    def __init__(self, samples: Sequence[Sequence[PackedSample]]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @overload
+    def __getitem__(self, number: int) -> PackedMicroBatch: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> PackedLater: ...
+
+    def __getitem__(self, number: int | slice) -> PackedMicroBatch | PackedLater:
+        if isinstance(number, slice):
+            return PackedLater(self._samples[number])
+        return pack_samples(self._samples[number])
+
+    @property
+    def target_counts(self) -> list[int]:
+        """N of each, without packing them."""
+        return [sum(sample.response_length for sample in samples) for samples in self._samples]
+
+
+def target_counts(micro_batches: Sequence[PackedMicroBatch]) -> list[int]:
+    """N of each."""
+    if isinstance(micro_batches, PackedLater):
+        return micro_batches.target_counts
+    return [len(each.targets) for each in micro_batches]
+
+
 @dataclass(slots=True)
 class _Group:
     """One prompt and the samples that go on from it."""
@@ -124,11 +157,6 @@ class _Group:
     prompt: IntArray
     members: list[int]
     length: int
-
-
-def packed_token_count(samples: Sequence[PackedSample], *, share_limit: int = DEFAULT_SHARE_LIMIT) -> int:
-    """The number of tokens T that these samples take in one row."""
-    return sum(group.length for group in _form_groups(samples, share_limit))
 
 
 def pack_samples(samples: Sequence[PackedSample], *, share_limit: int = DEFAULT_SHARE_LIMIT) -> PackedMicroBatch:

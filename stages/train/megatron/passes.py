@@ -4,7 +4,8 @@ and what comes out of its last pipeline stage."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,19 @@ class Item:
     routing: RowRouting | None
     """Which experts its rows go to, if that is to be written down or taken from the micro-batch."""
 
+    is_real: bool = True
+    """False: in place of one, on a rank that has fewer than others."""
+
 
 FP8_MULTIPLE = 16
 """Rows that Transformer Engine multiplies in fp8 come in multiples of it."""
 
 Finish = Callable[[Item, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 """From the logits [M, V / tp] of an item to its loss and whatever else is wanted of it, at the last stage."""
+
+
+Watch = Callable[[int, int], object]
+"""Called with the number of the micro-batch that comes next, from 1, and with how many there are."""
 
 
 class Passes:
@@ -48,6 +56,7 @@ class Passes:
         self._config = config
         self._device = device
         self._forward_backward = get_forward_backward_func()
+        self.watch: Watch = lambda number, count: None
         self._is_split = bool(config.sequence_parallel)
         self._multiple = config.tensor_model_parallel_size if self._is_split else 1
         if config.fp8:
@@ -64,7 +73,7 @@ class Passes:
 
         Gradients end up summed over the data-parallel ranks.
         """
-        return self._run([self._item(each) for each in micro_batches], finish, forward_only=forward_only)
+        return self._run(lambda: map(self._item, micro_batches), len(micro_batches), finish, forward_only=forward_only)
 
     @torch.no_grad()
     def record(self, micro_batches: Sequence[PackedMicroBatch], finish: Finish) -> tuple[list[Any], list[Any]]:
@@ -72,27 +81,29 @@ class Passes:
         items = [self._item(each) for each in micro_batches]
         for item in items:
             item.routing = RowRouting(given=None)
-        results = self._run(items, finish, forward_only=True)
+        results = self._run(lambda: iter(items), len(items), finish, forward_only=True)
         return results, [self._written(item) for item in items]
 
-    def _run(self, items: list[Item], finish: Finish, *, forward_only: bool) -> list[Mapping[str, Tensor]]:
-        count = self._count_of_passes(len(items), forward_only=forward_only)
+    def _run(
+        self, items: Callable[[], Iterator[Item]], real_count: int, finish: Finish, *, forward_only: bool
+    ) -> list[Mapping[str, Tensor]]:
+        """`items` is called once a piece of the model: each works through all of them."""
+        count = self._count_of_passes(real_count, forward_only=forward_only)
         if count == 0:
             return []
-        stand_ins = [self._item(_smallest()) for _ in range(count - len(items))]
-        real = {id(item) for item in items}
+        stand_in = replace(self._item(_smallest()), is_real=False)
         no_tokens = torch.zeros((), dtype=torch.int, device=self._device)  # nothing is divided by them
 
         def forward_step(iterator: Iterator[Item], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             item = next(iterator)
 
             def compute_loss(logits: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-                loss, results = finish(item, logits) if id(item) in real else (logits.sum() * 0.0, {})
+                loss, results = finish(item, logits) if item.is_real else (logits.sum() * 0.0, {})
                 return loss, no_tokens, results
 
             return self._forward(model, item), compute_loss
 
-        iterators = [iter([*items, *stand_ins]) for _ in self._chunks]
+        iterators = [chain(self._watched(items(), real_count), repeat(stand_in)) for _ in self._chunks]
         is_one = len(self._chunks) == 1
         results: list[Mapping[str, Tensor]] = self._forward_backward(
             forward_step_func=forward_step,
@@ -103,7 +114,12 @@ class Passes:
             micro_batch_size=1,
             forward_only=forward_only,
         )
-        return results[: len(items)]
+        return results[:real_count]
+
+    def _watched(self, items: Iterator[Item], count: int) -> Iterator[Item]:
+        for number, item in enumerate(items, start=1):
+            self.watch(number, count)
+            yield item
 
     def _count_of_passes(self, count: int, *, forward_only: bool) -> int:
         """Ranks that exchange tokens within a pass make as many; gradients are added up even over ranks with none."""

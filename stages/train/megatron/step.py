@@ -15,11 +15,11 @@ from torch import Tensor
 
 from stages.train.megatron import parallel
 from stages.train.megatron.copies import WeightCopies
-from stages.train.megatron.packing import PackedMicroBatch
+from stages.train.megatron.packing import PackedMicroBatch, target_counts
 from stages.train.megatron.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from stages.train.megatron.passes import Finish, Item
+    from stages.train.megatron.passes import Finish, Item, Watch
 
 EntropyMode = Literal["none", "value", "gradient"]
 """value: for metrics; gradient: the loss depends on it."""
@@ -118,6 +118,10 @@ class Trainer:
     @property
     def data_parallel_size(self) -> int:
         return int(distributed.get_world_size(self.data_parallel_group))
+
+    def watch(self, function: Watch) -> None:
+        """Have `function` told of every micro-batch from now on."""
+        self._passes.watch = function
 
     def load_weights(self, folder: Path) -> None:
         """Fill the model from another Hugging Face folder of the same architecture."""
@@ -230,7 +234,7 @@ class Trainer:
         else:
             results, experts = self._passes.record(micro_batches, finish)
             written += experts
-        lengths = [len(each.targets) for each in micro_batches]
+        lengths = target_counts(micro_batches)
         found = {}
         for name in names:
             own = torch.cat([each[name] for each in results]) if results else torch.zeros(sum(lengths))

@@ -11,7 +11,7 @@ from slime_stages.data.sample_table import samples_table
 from slime_stages.errors import DataError
 from slime_stages.run.plan import Plan, plan_shards
 from slime_stages.sample import Sample, Status
-from stages.train.batch import ROLLOUT_COLUMNS, IterationBatch, batch_of
+from stages.train.batch import IterationBatch, batch_of
 from stages.train.gate import Gate, check_log_probs, check_samples
 from stages.train.work import needs_backward, step_weights
 from tests.slime_stages.config.settings import resolved
@@ -39,9 +39,9 @@ def sample(index: int, *, length: int = 2, status: Status = Status.COMPLETED, ve
 
 
 def batch(samples: list[Sample], rewards: list[float | None], config: Config | None = None) -> IterationBatch:
-    read = samples_table(samples, iteration=0, shard=0).select(list(ROLLOUT_COLUMNS))
-    table = read.append_column("reward", pa.array(rewards, pa.float64()))
-    return batch_of(table, config or settings())
+    config = config or settings()
+    read = samples_table(samples, iteration=0, shard=0).drop_columns("reward")
+    return batch_of(read.append_column("reward", pa.array(rewards, pa.float64())), config)
 
 
 def settings(**more: object) -> Config:
@@ -118,7 +118,7 @@ def test_only_samples_with_a_loss_term_other_than_zero_need_a_backward_pass() ->
 def test_every_rollout_weighs_the_same_however_long_it_is() -> None:
     data = batch([sample(0, length=2), sample(1, length=4), sample(2), sample(3)], [1.0, 0.0, 1.0, 0.0])
 
-    weights = step_weights(data.batch, np.arange(4), settings())
+    weights = step_weights(data.with_rows(range(4)), range(4), settings(), step_token_count=10)
 
     assert weights[0].tolist() == pytest.approx([1 / 2 / 4] * 2)
     assert weights[1].tolist() == pytest.approx([1 / 4 / 4] * 4)

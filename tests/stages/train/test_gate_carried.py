@@ -9,7 +9,7 @@ from slime_stages.config import Config
 from slime_stages.data.sample_table import samples_table
 from slime_stages.errors import DataError
 from slime_stages.sample import Sample
-from stages.train.batch import ROLLOUT_COLUMNS, IterationBatch, batch_of
+from stages.train.batch import IterationBatch, batch_of
 from stages.train.gate import Gate, check_samples, fitted
 from tests.stages.train.test_batch import PLAN, gate, sample, settings
 
@@ -20,7 +20,7 @@ CARRIED_GATE = Gate(plan=CARRIED, config=settings())
 def batch(shards: list[list[Sample]], config: Config | None = None) -> IterationBatch:
     """All rewards are 1."""
     tables = [samples_table(samples, iteration=0, shard=shard) for shard, samples in enumerate(shards)]
-    table = pa.concat_tables(tables).select(list(ROLLOUT_COLUMNS)).unify_dictionaries()
+    table = pa.concat_tables(tables).drop_columns("reward").unify_dictionaries()
     return batch_of(table.append_column("reward", pa.array([1.0] * len(table), pa.float64())), config or settings())
 
 

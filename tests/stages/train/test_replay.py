@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from slime_stages.config import Config
 from slime_stages.errors import DataError
 from stages.train.megatron.packing import pack_samples
 from stages.train.megatron.step import Trainer
@@ -90,7 +91,7 @@ def test_the_experts_of_the_pass_before_the_first_step_are_kept_for_the_steps(mo
     assert "log_probs" in steps.columns  # which one step alone would do without
     trainer = trainer_of(model, config)
     data = iteration(trainer, config)
-    for position, tokens in enumerate(data.batch.tokens):
+    for position, tokens in data.with_rows(range(len(ROLLOUTS))).tokens.items():
         sample = replace(make_samples(0, shared=False)[0], tokens=np.asarray(tokens), response_length=1, columns={})
         _, [[expected]] = trainer.log_probs_and_experts([pack_samples([sample])])
         assert steps.columns[EXPERTS][position].tolist() == expected.ravel().tolist()
@@ -100,9 +101,10 @@ def test_experts_of_too_few_tokens_are_refused_with_the_sample(model: Path) -> N
     config = settings(use_rollout_routing_replay=True, weight_decay=0.0)
     given = [always(CHOSEN, length - 1) for length in LENGTHS]
     given[5] = given[5][1:]
+    data = iteration(trainer_of(model, settings()), config, rollout_routed_experts=given)
 
     with pytest.raises(DataError, match=f"sample 5 has {LENGTHS[5]} tokens, and those of {LENGTHS[5] - 2}"):
-        iteration(trainer_of(model, settings()), config, rollout_routed_experts=given)
+        data.with_rows([4, 5])
 
 
 def test_experts_of_another_model_are_refused(model: Path) -> None:
@@ -135,10 +137,12 @@ def test_what_the_engine_drew_from_reaches_the_trainer_where_it_did_not_draw_fro
     given: dict[str, Any] = {"rollout_top_p_token_ids": ids, "rollout_top_p_token_offsets": offsets}
     trainer = trainer_of(model, settings())
 
-    batch = iteration(trainer, settings(rollout_top_p=0.9), **given).batch
+    def nuclei_of(config: Config, **attributes: Any) -> Any:
+        return iteration(trainer, config, **attributes).with_rows([3, 0]).nuclei
 
-    assert batch.nuclei is not None
-    assert [nuclei.offsets.tolist() for nuclei in batch.nuclei] == [each.tolist() for each in offsets]
-    assert iteration(trainer, settings(), **given).batch.nuclei is None
-    assert iteration(trainer, settings(rollout_top_p=0.9)).batch.nuclei is None
-    assert iteration(trainer, settings(rollout_top_p=0.9, loss_type="sft_loss"), **given).batch.nuclei is None
+    found = nuclei_of(settings(rollout_top_p=0.9), **given)
+
+    assert {p: nuclei.offsets.tolist() for p, nuclei in found.items()} == {p: offsets[p].tolist() for p in (3, 0)}
+    assert nuclei_of(settings(), **given) is None
+    assert nuclei_of(settings(rollout_top_p=0.9)) is None
+    assert nuclei_of(settings(rollout_top_p=0.9, loss_type="sft_loss"), **given) is None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stages.train.megatron.packing import PackedSample, pack_samples, packed_token_count
+from stages.train.megatron.packing import PackedLater, PackedSample, pack_samples, target_counts
 
 
 def sample(tokens: list[int], response_length: int, share_key: object = None) -> PackedSample:
@@ -63,7 +63,6 @@ def test_a_group_over_the_limit_is_split_and_repeats_its_prompt() -> None:
     packed = pack_samples(samples, share_limit=4)
 
     assert packed.tokens.tolist() == [1, 2, 10, 20, 1, 2, 30]
-    assert packed_token_count(samples, share_limit=4) == 7
 
 
 def test_groups_of_similar_length_share_a_batch_and_short_ones_are_padded_with_their_first_row() -> None:
@@ -82,6 +81,16 @@ def test_a_sample_without_a_response_takes_no_room() -> None:
     assert packed.sample_index.tolist() == [1]
 
 
+def test_what_is_packed_later_is_what_is_packed_at_once() -> None:
+    rows = [[sample([1, 2, 10], 1), sample([3, 20, 21], 2)], [sample([4, 5, 6], 1)]]
+
+    later = PackedLater(rows)
+
+    assert [each.tokens.tolist() for each in later] == [pack_samples(each).tokens.tolist() for each in rows]
+    assert [each.targets.tolist() for each in later[1:]] == [[6]]
+    assert target_counts(later) == target_counts(list(later)) == [3, 1]
+
+
 def test_no_samples_make_an_empty_row() -> None:
     packed = pack_samples([sample([1, 2], 0)])
 
@@ -94,5 +103,5 @@ def test_eight_samples_of_35_and_8_tokens_take_91_tokens_instead_of_336() -> Non
     shared = [sample([*prompt, *[100 + index] * 8], 8, "a") for index in range(8)]
     alone = [sample([*prompt, *[100 + index] * 8], 8) for index in range(8)]
 
-    assert packed_token_count(shared) == 35 + 8 * 7
-    assert packed_token_count(alone) == 8 * (35 + 7)
+    assert len(pack_samples(shared).tokens) == 35 + 8 * 7
+    assert len(pack_samples(alone).tokens) == 8 * (35 + 7)
