@@ -4,7 +4,8 @@
 
 Scores responses with reward type `math` three times: in a loop; in as many loops at once as there are workers, which
 is the most that the machine has to give; and in a reward pool with its deadline, memory limit and replaced workers,
-from the first task to the last answer; the pool's start is told apart. Rewards must be the same. Best of three.
+from the first task to the last answer; the pool's start is told apart. Rewards must be the same. All three in turns,
+and of what the rounds say the median: processors of shared machines are faster at one time than at another.
 
 `--answers` is a file of {"response", "label"}; without it they are solutions as models write them, in the forms of
 answers that occur in the MATH problems, right and wrong, each with numbers of its own.
@@ -20,6 +21,7 @@ import multiprocessing
 import os
 import random
 import resource
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -31,7 +33,7 @@ from slime_stages.rewards.hub import warm_up
 from slime_stages.rewards.pool import RewardPool, RewardTask
 from slime_stages.sample import Sample
 
-ROUNDS = 3
+ROUNDS = 7
 Answer = tuple[str, str]
 
 # A response's answer and its label; n and m are numbers that change from one sample to the next.
@@ -69,25 +71,35 @@ def main() -> None:
     answers = list(itertools.islice(itertools.cycle(answers), options.samples))
     warm_up(SimpleNamespace(rm_type="math"))  # the loops begin with what the pool's workers begin with
 
-    loops, halves, pools = [], [], []
-    for _ in range(ROUNDS):  # in turns: what else the machine does, it does to all three
-        loops.append(in_fresh_processes([answers]))
-        halves.append(in_fresh_processes(shares(answers, options.workers)))
-        pools.append(pooled(answers, options.workers))
-    alone, expected = min(loops)
-    together, started, _ = min(pools)
-    assert all(rewards == expected for _, _, rewards in pools), "the pool's rewards are not the loop's"
+    rounds = [one_round(answers, options.workers) for _ in range(ROUNDS)]
     of_loop = processor_seconds(lambda: in_fresh_processes([answers]), lambda: in_fresh_processes([[]]))
     of_pool = processor_seconds(lambda: pooled(answers, options.workers), lambda: pooled([], options.workers))
 
-    count, at_once = len(answers), min(halves)[0]
-    overhead = (together - alone / options.workers) / count
-    print(f"{count:,} answers, {sum(expected):,.0f} right; best of {ROUNDS}")
+    count = len(answers)
+    alone, at_once, together, started = (statistics.median(each) for each in zip(*rounds, strict=True))
+    most, gain = ([each[0] / each[side] for each in rounds] for side in (1, 2))
+    overhead = statistics.median(each[2] - each[0] / options.workers for each in rounds) / count
+    print(f"{count:,} answers; median of {ROUNDS} rounds")
     print(f"plain loop       {count / alone:>9,.0f} samples/s   {alone / count * 1e3:.2f} ms a sample")
-    print(f"{options.workers} loops at once  {count / at_once:>9,.0f} samples/s   {alone / at_once:.2f} times as fast")
+    print(f"{options.workers} loops at once  {count / at_once:>9,.0f} samples/s   {spread(most)} times as fast")
     print(f"pool of {options.workers:<8} {count / together:>9,.0f} samples/s   started in {started:.2f} s")
     print(f"processor time   {of_loop / count * 1e3:.2f}, {of_pool / count * 1e3:.2f} ms a sample, loop and pool")
-    print(f"{alone / together:.2f} times as fast; {overhead * 1e3:.2f} ms more for a sample than its share of the loop")
+    print(f"the pool is {spread(gain)} times as fast as the plain loop,")
+    print(f"and takes {overhead * 1e3:.2f} ms more for a sample than its share of the loop")
+
+
+def one_round(answers: Sequence[Answer], workers: int) -> tuple[float, float, float, float]:
+    """Seconds of the loop, of as many loops at once as workers, and of the pool, and those until it has begun."""
+    alone, expected = in_fresh_processes([answers])
+    at_once, _ = in_fresh_processes(shares(answers, workers))
+    together, started, rewards = pooled(answers, workers)
+    assert rewards == expected, "the pool's rewards are not the loop's"
+    return alone, at_once, together, started
+
+
+def spread(ratios: Sequence[float]) -> str:
+    """The median, and all."""
+    return f"{statistics.median(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})"
 
 
 def processor_seconds(work: Callable[[], object], nothing: Callable[[], object]) -> float:
