@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt, Le
@@ -26,8 +27,24 @@ def prompt_source(text: str) -> str:
     return HUB + text if is_hub_name(text) else absolute_path(text)
 
 
+def command_words(text: str) -> str:
+    """A command as it is typed, with absolute paths: of the program, unless it is found by its name, and of the files
+    among its words. ValueError if it names none, or has a quote that is not closed."""
+    whole = absolute_path(text)
+    if os.path.isfile(whole):
+        return shlex.quote(whole)
+    program, *words = shlex.split(os.path.expandvars(text)) or [""]
+    if not program:
+        raise ValueError("names no program")
+    program = absolute_path(program) if "/" in program else program
+    return shlex.join([program, *(path if os.path.exists(path := absolute_path(word)) else word for word in words)])
+
+
 LocalPath = Annotated[str, PATH]
 """A file or folder; kept absolute, since jobs start elsewhere than the person who typed it."""
+
+Command = Annotated[str, AfterValidator(command_words)]
+"""The words that start a program, such as `apptainer exec image.sif python3`; its paths are kept absolute."""
 
 PromptSource = Annotated[str, AfterValidator(prompt_source)]
 """Prompt data: a file, a folder or a data set's name, perhaps with a split and a slice."""

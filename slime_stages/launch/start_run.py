@@ -6,7 +6,6 @@ files later. Each step finds out for itself whether it is done: a start that was
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from slime_stages.config import Config, diff
@@ -93,8 +92,9 @@ def check_engine_flags(config: Config) -> None:
     """Refuse pass-through options that the installed SGLang or router does not have, and a layout that is none."""
     from slime_stages.serving.flags import check_router_flags, check_sglang_flags
     from slime_stages.serving.layout import layout_of
+    from slime_stages.serving.options import serving_python
 
-    python = str(config.serving.serving_python or sys.executable)
+    python = serving_python(config)
     if config.serving.serving_mode != "external":
         layout_of(config, ())
     if config.serving.sglang and config.serving.serving_mode != "external":

@@ -9,6 +9,7 @@ import functools
 import json
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from slime_stages.errors import UsageError
 
 PROBE = Path(__file__).with_name("probe.py")
 PROBE_TIMEOUT_SECONDS = 120
+OWN_PYTHON = shlex.quote(sys.executable)
+"""The command of this process's interpreter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

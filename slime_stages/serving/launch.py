@@ -5,14 +5,13 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slime_stages.serving.flags import check_sglang_flags, to_words
-from slime_stages.serving.installation import Installation, inspect_installation
+from slime_stages.serving.installation import OWN_PYTHON, Installation, inspect_installation
 
 STAND_INS = Path(__file__).with_name("cpu_stand_ins")
 ACCELERATOR_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/davinci[0-9]*", "/dev/dxg")
@@ -47,7 +46,7 @@ PIL_FLAGS: Mapping[str, object] = {"disable_fast_image_processor": True}
 class EngineOptions:
     """How engines are started, apart from the weights."""
 
-    python: str = sys.executable
+    python: str = OWN_PYTHON
     """Command of the interpreter that has sglang."""
 
     host: str = "127.0.0.1"

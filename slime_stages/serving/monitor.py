@@ -40,14 +40,14 @@ def watch(fleet: Fleet, stopping: threading.Event) -> None:
             if member.is_restarting or member.failed_restarts >= MOST_RESTARTS or stopping.is_set():
                 continue
             if is_look:
-                _look(member, serving.rollout_health_check_timeout)
+                look(member, serving.rollout_health_check_timeout)
             if not member.engine.is_alive() or member.missed_looks >= MISSED_LOOKS:
                 member.is_restarting = True
                 threading.Thread(target=_restart, args=(fleet, member, stopping), daemon=True).start()
 
 
-def _look(member: Member, timeout_seconds: float) -> None:
-    """Ask what the engine serves, and remember it for a restart."""
+def look(member: Member, timeout_seconds: float) -> None:
+    """Ask what the engine serves, and remember it for a restart; or count a look that it did not answer."""
     try:
         info = member.engine.model_info(timeout_seconds=timeout_seconds)
     except SlimeStagesError:

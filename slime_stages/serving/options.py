@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
 from slime_stages.config import Config
 from slime_stages.errors import UsageError
 from slime_stages.serving.devices import VISIBLE
+from slime_stages.serving.installation import OWN_PYTHON
 from slime_stages.serving.launch import TOKENS_ONLY_FLAGS, EngineOptions
 from slime_stages.serving.layout import GroupLayout, Layout, ModelLayout
 from slime_stages.serving.router import RouterOptions
@@ -54,7 +54,7 @@ def shows_images(config: Config) -> bool:
 
 
 def serving_python(config: Config) -> str:
-    return str(config.serving.serving_python or sys.executable)
+    return config.serving.serving_python or OWN_PYTHON
 
 
 def engine_options(

@@ -7,7 +7,6 @@ with Router(RouterOptions(), log=Path("router.log")) as router:
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from slime_stages.errors import DataError, RetryableError, SlimeStagesError
 from slime_stages.serving.failure import explain_failure, read_log
 from slime_stages.serving.flags import check_router_flags, to_words
 from slime_stages.serving.handle import HttpHandle
-from slime_stages.serving.installation import inspect_installation
+from slime_stages.serving.installation import OWN_PYTHON, inspect_installation
 from slime_stages.serving.process import OwnedServer, free_port
 
 POLL_SECONDS = 0.1
@@ -36,7 +35,7 @@ PATIENT_FLAGS: Mapping[str, object] = {
 class RouterOptions:
     """How a router is started."""
 
-    python: str = sys.executable
+    python: str = OWN_PYTHON
     """Command of the interpreter that has sglang; where it has no smg, this process's own is taken."""
 
     host: str = "127.0.0.1"
@@ -129,7 +128,7 @@ def router_command(options: RouterOptions, port: int) -> list[str]:
     Which engines are alive is seen to by who started them: the router's own checks would take an engine out that is
     only busy, or paused while its weights change.
     """
-    python = options.python if inspect_installation(options.python).router_flags else sys.executable
+    python = options.python if inspect_installation(options.python).router_flags else OWN_PYTHON
     installation = inspect_installation(python)
     defaults = {"request_timeout_secs": options.request_timeout_seconds, **PATIENT_FLAGS}
     owned = {

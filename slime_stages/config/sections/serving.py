@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from slime_stages.config.types import LocalPath, Options, Section
+from slime_stages.config.types import Command, LocalPath, Options, Section
 
 
 class Serving(Section):
@@ -19,8 +19,9 @@ class Serving(Section):
     rollout_external_engine_addrs: tuple[str, ...] | None = None
     """`host:port` of each running engine; turns on `external`."""
 
-    serving_python: LocalPath | None = None
-    """Python that runs SGLang, where it has an environment of its own; this one's Python otherwise."""
+    serving_python: Command | None = None
+    """Python that runs SGLang, where it has an environment or a container of its own, such as
+    `apptainer exec --nv sglang.sif python3`; this one's Python otherwise."""
 
     rollout_num_gpus: PositiveInt | None = None
     """GPUs for the engines of one rollout job, or of `serve`; left out, all that the job sees."""

@@ -172,3 +172,34 @@ def test_explaining_puts_the_source_behind_each_value(path: Path) -> None:
 def test_every_shipped_config_resolves() -> None:
     for toml in (Path(__file__).parents[3] / "examples").glob("**/*.toml"):
         assert isinstance(resolve(toml), ResolvedConfig), toml
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("python3", "python3"),
+        ("env/bin/python", "{cwd}/env/bin/python"),
+        ("apptainer exec --nv image.sif python3", "apptainer exec --nv {cwd}/image.sif python3"),
+        (
+            "apptainer exec --bind /data:/data docker://sglang python3",
+            "apptainer exec --bind /data:/data docker://sglang python3",
+        ),
+        ("my env/python", "'{cwd}/my env/python'"),
+    ],
+)
+def test_the_interpreter_of_the_engines_may_be_a_command_and_its_paths_are_kept_absolute(
+    path: Path, typed: str, kept: str
+) -> None:
+    Path("image.sif").touch()
+    Path("my env").mkdir()
+    Path("my env/python").touch()
+
+    config = resolve(path, ["--serving-python", typed]).config
+
+    assert config.serving.serving_python == kept.format(cwd=Path.cwd())
+    assert resolve(path, ["--serving-python", config.serving.serving_python]).config == config
+
+
+@pytest.mark.parametrize(("typed", "said"), [("", "names no program"), ("apptainer 'exec", "No closing quotation")])
+def test_a_command_that_is_none_is_refused(path: Path, typed: str, said: str) -> None:
+    assert said in problems(path, TOML, ["--serving-python", typed])

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from slime_stages.errors import DataError, MissingInputError, UsageError
 from slime_stages.serving.engine import Engine, EngineOptions
+from slime_stages.serving.fleet import Member
+from slime_stages.serving.monitor import look
 from tests.fixtures.tiny_model import make_tiny_model
 
 OWNER = """
@@ -52,6 +56,45 @@ def test_weights_that_do_not_load_leave_the_old_ones_in_place(engine: Engine, tm
 
     assert engine.version() == "0"
     assert engine.is_healthy()
+
+
+def test_a_paused_engine_is_not_taken_for_dead(engine: Engine) -> None:
+    """Though its `/health` answers 503, after 20 seconds."""
+    layout: Any = None
+    member = Member(model=layout, group=layout, engine=engine, number=0, name="engine")
+    engine.call("POST", "/pause_generation", {"mode": "retract"})
+    try:
+        look(member, 5.0)
+    finally:
+        engine.call("POST", "/continue_generation")
+
+    assert member.missed_looks == 0
+    assert engine.is_healthy()
+
+
+@pytest.mark.slow
+def test_an_engine_runs_in_a_container_by_a_command_that_stands_for_python(tiny_model: Path, tmp_path: Path) -> None:
+    """The container sees an empty folder where this machine has one with a file."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "file").touch()
+    python = tmp_path / "python"
+    words = ["bwrap", "--dev-bind", "/", "/", "--tmpfs", str(hidden), sys.executable]
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    python.chmod(0o755)
+    options = EngineOptions(python=str(python), device="cpu", flags={"skip_tokenizer_init": True})
+    others = psutil.Process().children(recursive=True)
+
+    with Engine(tiny_model, "1", log=tmp_path / "sglang.log", options=options) as engine:
+        processes = [each for each in psutil.Process().children(recursive=True) if each not in others]
+        answer = engine.call("POST", "/generate", {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3}})
+        servers = [each for each in processes if "sglang.launch_server" in each.cmdline()]
+        seen = [os.listdir(f"/proc/{each.pid}/root{hidden}") for each in servers if each.name() != "bwrap"]
+    _, alive = psutil.wait_procs(processes, timeout=15)
+
+    assert len(answer["output_ids"]) == 3
+    assert [] in seen
+    assert alive == []
 
 
 def test_a_folder_without_a_model_is_missing(tmp_path: Path) -> None:

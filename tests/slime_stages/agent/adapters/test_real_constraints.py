@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import agents
 import anthropic
 import openai
 import pytest
@@ -16,7 +17,7 @@ from slime_stages.serving.client import EngineClient
 from slime_stages.serving.engine import Engine
 from tests.fixtures.tiny_model import VOCABULARY_SIZE
 from tests.slime_stages.agent.adapters.conftest import opened
-from tests.slime_stages.agent.adapters.test_real_engine import MODEL, served
+from tests.slime_stages.agent.adapters.test_real_engine import MODEL, check, served
 
 WHERE = {"type": "object", "properties": {"where": {"enum": ["sea", "river"]}}, "required": ["where"]}
 CLOSED = {**WHERE, "additionalProperties": False}
@@ -43,6 +44,41 @@ async def test_a_call_is_made_in_the_format_of_any_parser(
         assert json.loads(call.function.arguments)["where"].strip() in ("sea", "river"), choice
         [sample] = await adapter.finish_session("s", base_sample=Sample(index=0))
         await check_choices(tiny_engine, sample)
+
+
+@pytest.mark.parametrize("kind", [agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel])
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_an_agent_of_the_agents_sdk_works_its_way_to_an_answer(
+    tiny_engine: Engine, tiny_model: Path, kind: Any, is_streamed: bool
+) -> None:
+    agents.set_tracing_disabled(True)
+    looked_at = []
+
+    @agents.function_tool
+    def look(where: Literal["sea", "river"]) -> str:
+        """Look there."""
+        looked_at.append(where)
+        return f"the {where}"
+
+    with served(OpenAIAdapter, tiny_engine, tiny_model, reasoning_parser=None) as (adapter, url):
+        adapter.open_session("s", sampling_defaults={**SAMPLING, "max_new_tokens": 200})
+        model = kind(model="slime-actor", openai_client=opened(openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="s")))
+        # Of its first turn only. By Chat Completions it does not say that its tools are strict.
+        choice = "required" if kind is agents.OpenAIResponsesModel else "auto"
+        settings = agents.ModelSettings(tool_choice=choice, parallel_tool_calls=False)
+        agent = agents.Agent(name="guide", instructions="Look.", model=model, tools=[look], model_settings=settings)
+        if is_streamed:
+            result: Any = agents.Runner.run_streamed(agent, "Where?", max_turns=2)
+            assert [event async for event in result.stream_events()]
+        else:
+            result = await agents.Runner.run(agent, "Where?", max_turns=2)
+        samples = await adapter.finish_session("s", base_sample=Sample(index=0))
+
+    assert isinstance(result.final_output, str)
+    assert len(looked_at) == (1 if choice == "required" else 0)
+    [sample] = samples  # both turns
+    assert sample.metadata.get("constrained", False) == (choice == "required")
+    await (check_choices(tiny_engine, sample) if looked_at else check(tiny_engine, samples))
 
 
 async def test_json_keeps_its_schema_by_both_vendors(tiny_engine: Engine, tiny_model: Path) -> None:
