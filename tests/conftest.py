@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 # Models here are so small that a second thread only waits, and spins against the other worker's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a shell runs in the background ignores Ctrl-C, and so would the programs that tests send it to.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

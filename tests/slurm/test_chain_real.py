@@ -125,6 +125,7 @@ def test_a_preempted_job_drains_and_comes_back(chain: ChainRun) -> None:
     chain.plant(0, 3, "sleep 600")
     chain.iter(1, "--slurm-rollout-partition", "low")
     chain.running("rollout", 0, 1)
+    chain.until(lambda: chain.run.manifest_path("rollout", 0, 0, 2).exists(), "the other shard")
     chain.until(lambda: chain.journalled(0, 1) == 1, "a finished group")
     everything = ("--nodes=4", "--exclusive", "--partition=main", "--wrap", "sleep 8")
     chain.cluster.run("sbatch", "--output=/dev/null", *everything)
