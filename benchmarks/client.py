@@ -96,6 +96,7 @@ def compare(folder: Path, options: argparse.Namespace) -> None:
         by_stage(run)  # warms up the engine, and says what to send
         requests = [request_of(sample) for sample in samples_of(run)]
         report([one_round(run, engine, requests, options, number) for number in range(options.rounds)])
+    gc.unfreeze()
 
 
 def new_run(folder: Path, options: argparse.Namespace, **names: Any) -> RunDir:
