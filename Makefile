@@ -65,7 +65,6 @@ bench: $(READY) ## print what the benchmarks claim
 	@$(BIN)/python -m benchmarks.long_tail
 	@$(BIN)/python -m benchmarks.client
 	@$(BIN)/python benchmarks/status.py
-	@$(BIN)/python -m benchmarks.client
 	@$(BIN)/python -m benchmarks.chain
 
 install: $(READY) ## build .venv

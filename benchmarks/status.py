@@ -140,7 +140,7 @@ def write(
         policy_version=plan.policy_version,
         started=START,
         finished=END,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
     path.write_bytes(manifest.to_bytes())
 
