@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from slime_stages.errors import InternalError, RetryableError, SlimeStagesError, UsageError
 from slime_stages.rewards import hub, wire
@@ -32,6 +32,7 @@ from slime_stages.rewards.tasks import (
     answers_of,
     scoring_trace,
 )
+from slime_stages.rewards.units import Ahead, Outstanding, Packed
 
 __all__ = ["RewardOutcome", "RewardPool", "RewardStatus", "RewardTask"]
 
@@ -41,41 +42,6 @@ _PROGRAM = (
 _END_SECONDS = 10.0
 _NAMED = 20
 """Tasks that an error names."""
-_UNIT_SECONDS, _LARGEST_UNIT = 0.05, 16
-
-
-class _Packed(NamedTuple):
-    """A task, ready to be sent."""
-
-    task: RewardTask
-    body: bytes
-    is_remote: bool
-    is_plain: bool
-    """Scored without any code of the user's: it may share a unit, and may be scored again if that is cut off."""
-
-
-class _Ahead:
-    """An iterator whose next item can be looked at before it is taken."""
-
-    def __init__(self, tasks: Iterable[RewardTask], pack: Callable[[RewardTask], _Packed]) -> None:
-        self._tasks, self._pack = iter(tasks), pack
-        self._next: _Packed | None = None
-
-    def peek(self) -> _Packed | None:
-        if self._next is None and (task := next(self._tasks, None)) is not None:
-            self._next = self._pack(task)
-        return self._next
-
-    def take(self) -> Iterator[_Packed]:
-        """The next item, or nothing at the end."""
-        taken, self._next = self.peek(), None
-        if taken is not None:
-            yield taken
-
-    def rest(self) -> Iterator[RewardTask]:
-        """All that is left, one at a time."""
-        yield from (packed.task for packed in self.take())
-        yield from self._tasks
 
 
 class RewardPool:
@@ -101,15 +67,9 @@ class RewardPool:
         for name, value in limits.items():
             if value <= 0:
                 raise UsageError(f"the reward pool's {name} must be more than 0, not {value}")
-        self._outstanding: dict[int, RewardTask] = {}
-        self._next_number = 0
         self._args = SimpleNamespace(**args)
-        self._workers, self._most_units, self._most_remote = workers, 2 * workers, requests
-        self._unit_of: dict[int, int] = {}
-        self._left_of_units: dict[int, int] = {}
-        self._remote: set[int] = set()
+        self._outstanding = Outstanding(workers=workers, requests=requests if args.get("rm_url") else 0)
         self._ready: deque[RewardOutcome] = deque()
-        self._mean_seconds: float | None = None
         self._connection, theirs = socket.socketpair()
         self._inbox = wire.Inbox(self._connection)
         with theirs:
@@ -131,17 +91,17 @@ class RewardPool:
         tasks), and as many tasks for a reward server as may be on their way. A unit is one task, or some quick ones.
         RetryableError if not all have ended within so many seconds.
         """
-        for kept in (self._outstanding, self._unit_of, self._left_of_units, self._remote, self._ready):
+        for kept in (self._outstanding, self._ready):
             kept.clear()  # of an iteration that was given up
         deadline = None if seconds is None else time.monotonic() + seconds
-        ahead = _Ahead(tasks, self._packed)
+        ahead = Ahead(tasks, self._packed)
         while True:
-            while unit := self._take_unit(ahead):
+            while unit := self._outstanding.next_unit(ahead):
                 self._hand_over(unit)
             if not self._outstanding and not self._ready:
                 return
             if (outcome := self._receive_by(deadline)) is None:
-                raise _out_of_time(seconds, itertools.chain(self._outstanding.values(), ahead.rest()))
+                raise _out_of_time(seconds, itertools.chain(self._outstanding.tasks(), ahead.rest()))
             yield outcome
 
     def submit(self, task: RewardTask) -> None:
@@ -155,10 +115,8 @@ class RewardPool:
             if message is None:
                 raise self._supervisor_is_gone()
             for number, answer in answers_of(message[1]):
-                if (task := self._outstanding.pop(number, None)) is not None:
-                    self._forget(number)
+                if (task := self._outstanding.pop(number, answer["seconds"])) is not None:
                     self._ready.append(_outcome(task, answer))
-                    self._note_seconds(answer["seconds"])
         return self._ready.popleft()
 
     def close(self) -> None:
@@ -178,60 +136,22 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _packed(self, task: RewardTask) -> _Packed:
+    def _packed(self, task: RewardTask) -> Packed:
         questions = hub.remote_questions(self._args, task.samples)
         if questions is None:
             if is_plain := not task.is_list and hub.is_plain(self._args, task.samples[0]):
                 task = replace(task, samples=[hub.plain_view(task.samples[0])])
-            return _Packed(task, pickle.dumps(task), is_remote=False, is_plain=is_plain)
+            return Packed(task, pickle.dumps(task), is_remote=False, is_plain=is_plain)
         body = RemoteTask(self._args.rm_url, questions).packed()
-        return _Packed(task, body, is_remote=True, is_plain=False)
+        return Packed(task, body, is_remote=True, is_plain=False)
 
-    def _take_unit(self, ahead: _Ahead) -> list[_Packed]:
-        """What is to be handed over next; nothing if there is no room for it, or no more of it."""
-        has_room = len(self._left_of_units) < self._most_units
-        has_remote_room = bool(getattr(self._args, "rm_url", None)) and len(self._remote) < self._most_remote
-        if not has_room and not has_remote_room:
-            return []
-        if (first := ahead.peek()) is None or not (has_remote_room if first.is_remote else has_room):
-            return []
-        unit = [*ahead.take()]
-        while first.is_plain and len(unit) < self._unit_size() and (more := ahead.peek()) and more.is_plain:
-            unit += ahead.take()
-        return unit
-
-    def _unit_size(self) -> int:
-        """As many as take a moment: one, until it is known how long one takes."""
-        if self._mean_seconds is None:
-            return 1
-        return max(1, min(_LARGEST_UNIT, int(_UNIT_SECONDS / max(self._mean_seconds, 1e-6))))
-
-    def _note_seconds(self, seconds: float) -> None:
-        before = seconds if self._mean_seconds is None else self._mean_seconds
-        self._mean_seconds = before + 0.1 * (seconds - before)
-
-    def _hand_over(self, unit: Sequence[_Packed]) -> None:
-        numbers = range(self._next_number + 1, self._next_number + 1 + len(unit))
-        self._next_number = numbers[-1]
-        # All this before it is sent: its answer may be read by another thread.
-        self._outstanding.update(zip(numbers, (packed.task for packed in unit), strict=True))
+    def _hand_over(self, unit: Sequence[Packed]) -> None:
+        numbers = self._outstanding.add(unit)  # before it is sent: its answer may be read by another thread
         if unit[0].is_remote:
-            self._remote.update(numbers)
             self._send(numbers[0], wire.REMOTE + unit[0].body)
             return
-        # Of quick ones a worker has the next before it is through; one more waits for whoever comes first.
-        self._most_units = self._workers * (2 if len(unit) == 1 else 3)
-        self._left_of_units[numbers[0]] = len(unit)
-        self._unit_of.update(dict.fromkeys(numbers, numbers[0]))
         messages = (wire.pack(number, packed.body) for number, packed in zip(numbers, unit, strict=True))
         self._send(numbers[0], wire.LOCAL + b"".join(messages))
-
-    def _forget(self, number: int) -> None:
-        self._remote.discard(number)
-        if (unit := self._unit_of.pop(number, None)) is not None:
-            self._left_of_units[unit] -= 1
-            if not self._left_of_units[unit]:
-                del self._left_of_units[unit]
 
     def _receive_by(self, deadline: float | None) -> RewardOutcome | None:
         """The next outcome, or None if the time is over; nothing can be received after that."""

@@ -7,8 +7,9 @@ import pytest
 
 from slime_stages.rewards import wire
 from slime_stages.rewards.clock import TaskClock
-from slime_stages.rewards.supervisor import Supervisor, Worker
+from slime_stages.rewards.supervisor import Supervisor
 from slime_stages.rewards.tasks import PoolSettings
+from slime_stages.rewards.worker_processes import Worker
 
 
 class Sent:
