@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="of each prompt")
     parser.add_argument("--tokens", type=int, default=384, help="of a response, at most")
     parser.add_argument("--concurrency", type=int, default=512, help="requests at a time")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         compare(Path(folder), options)
