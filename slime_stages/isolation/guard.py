@@ -7,47 +7,32 @@ others, and mounts and scratch folders, which nobody else sees, are gone with th
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
-from slime_stages.isolation import bubblewrap, keeper, namespaces, process_tree
+from slime_stages.isolation import bubblewrap, keeper, namespaces, process_tree, programs
 from slime_stages.isolation.enclosure import Enclosure
+from slime_stages.isolation.limits import hold_to_limits
 from slime_stages.isolation.syscalls import leave_keyring
 
 Way = Literal["namespaces", "bubblewrap"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-_PROGRAM = """
-import json, sys
-given = json.load(sys.stdin)
-sys.path[:] = given["path"]
-from slime_stages.isolation.guard import main
-main(given)
-"""
 _WATCH_SECONDS = 0.1
-_ROUNDS, _ROUND_SECONDS = 100, 0.01
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start(enclosure: Enclosure, way: Way, control: socket.socket, messages: int) -> subprocess.Popen[bytes]:
     """Start a guard; the keeper answers at the other end of `control`, and `messages` is a file for what goes wrong."""
-    given = {
-        "path": sys.path,
-        "enclosure": enclosure.to_json(),
-        "way": way,
-        "control": control.fileno(),
-        "owner": os.getpid(),
-    }
+    given = {"enclosure": enclosure.to_json(), "way": way, "control": control.fileno(), "owner": os.getpid()}
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", "-c", _PROGRAM],
+        programs.COMMAND,
         stdin=subprocess.PIPE,
         stdout=messages,
         stderr=messages,
@@ -57,7 +42,7 @@ def start(enclosure: Enclosure, way: Way, control: socket.socket, messages: int)
     )
     assert process.stdin is not None
     with process.stdin as pipe:
-        pipe.write(json.dumps(given).encode())
+        pipe.write(programs.request(__name__, **given))
     return process
 
 
@@ -101,43 +86,20 @@ def _watch(pid: int, owner: int, core: int, enclosure: Enclosure) -> None:
         is_late = deadline is not None and time.monotonic() > deadline
         if is_late:
             _say(f"its time of {enclosure.seconds:g} s is up")
-        if is_late or os.getppid() != owner or not _hold_to_limits(pid, core, enclosure):
+        if is_late or os.getppid() != owner or not _holds_to_limits(pid, core, enclosure):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             return
         time.sleep(_WATCH_SECONDS)
 
 
-def _hold_to_limits(pid: int, core: int, enclosure: Enclosure) -> bool:
-    """Kill what is too much, which the kernel refuses to anybody but root; whether that was possible."""
-    family = process_tree.descendants(pid)[core - 1 :]
-    if len(family) > enclosure.process_count:
-        _say(f"more than {enclosure.process_count} processes: all killed")
-        return _kill_all(pid, core)
-    limit = enclosure.memory_bytes
-    if limit is not None and family and (held := process_tree.exceeds(pid, limit)) is not None:
-        largest = max(family, key=process_tree.resident_bytes)
-        _say(f"{held >> 20} MiB of memory, the limit is {limit >> 20}: the largest process is killed")
-        _signal(largest, signal.SIGKILL)
-    return True
-
-
-def _kill_all(pid: int, core: int) -> bool:
-    """Stop before killing, and look again: processes could be started faster than they are found."""
-    for _ in range(_ROUNDS):
-        family = process_tree.descendants(pid)[core - 1 :]
-        if not family:
-            return True
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for member in family:
-                _signal(member, number)
-        time.sleep(_ROUND_SECONDS)
-    return False
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
+def _holds_to_limits(pid: int, core: int, enclosure: Enclosure) -> bool:
+    return hold_to_limits(
+        lambda: process_tree.descendants(pid)[core - 1 :],
+        process_count=enclosure.process_count,
+        memory_bytes=enclosure.memory_bytes,
+        say=_say,
+    )
 
 
 def _say(text: str) -> None:

@@ -72,20 +72,21 @@ def kill_tree(pid: int) -> None:
 
 
 def exceeds(pid: int, limit_bytes: int) -> int | None:
-    """The bytes of memory that a process and its descendants hold together, if more than the limit.
-
-    Resident pages are quick to read but count a page once for each process that shares it (all that was forked
-    from one parent); only where their sum is too large are shares counted in proportion.
-    """
-    return _excess([pid, *descendants(pid)], limit_bytes)
+    """The bytes of memory that a process and its descendants hold together, if more than the limit."""
+    return excess([pid, *descendants(pid)], limit_bytes)
 
 
 def exceeds_alone(limit_bytes: int) -> bool:
     """The same for this process without its descendants."""
-    return _excess([os.getpid()], limit_bytes) is not None
+    return excess([os.getpid()], limit_bytes) is not None
 
 
-def _excess(family: Sequence[int], limit_bytes: int) -> int | None:
+def excess(family: Sequence[int], limit_bytes: int) -> int | None:
+    """The bytes of memory that processes hold together, if more than the limit.
+
+    Resident pages are quick to read but count a page once for each process that shares it (all that was forked
+    from one parent); only where their sum is too large are shares counted in proportion.
+    """
     if sum(map(resident_bytes, family)) <= limit_bytes:
         return None
     held = sum(map(_proportional_bytes, family))

@@ -14,7 +14,7 @@ NEW_PROCESSES, NEW_NETWORK = 0x20000000, 0x40000000
 """Kinds of namespaces that `unshare` leaves."""
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 
 _SYS_MOUNT_SETATTR = 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -31,6 +31,11 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 def unshare(kinds: int) -> None:
     """Leave namespaces of the machine; a new table of processes holds only those that are started from now on."""
     _call("unshare", kinds)
+
+
+def enter(descriptor: int, kind: int) -> None:
+    """Join the namespace that a file of /proc/PID/ns stands for; one of users takes a process with one thread."""
+    _call("setns", descriptor, kind)
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:

@@ -21,10 +21,13 @@ PROGRAM_FOLDERS = ("/opt/agents/node_modules/.bin", "/opt/agents/bin", f"/home/{
 """Where an agent's program is looked for before the sandbox's own folders: a bind, or what was installed."""
 SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PREPARE = """
-if [ "$(id -u)" = 0 ] && ! id -u {user} > /dev/null 2>&1; then useradd -m -s /bin/bash {user}; fi
 mkdir -p /home/{user} {workdir}
-if [ "$(id -u)" = 0 ]; then chown -R {user} /home/{user} {workdir}; fi
+if chown 1 /home/{user} 2> /dev/null; then
+  id -u {user} > /dev/null 2>&1 || useradd -s /bin/bash {user}
+  chown -R {user} /home/{user} {workdir}
+fi
 """
+"""Where whoever runs commands may give files away there is more than one user: a root without rights cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

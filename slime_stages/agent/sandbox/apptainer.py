@@ -1,7 +1,8 @@
 """A sandbox in Apptainer, from a SIF file or a sandbox folder.
 
-It is an instance, into which every command is sent. What is written within goes to memory and away; how much that
-may be is the administrator's setting `sessiondir max size`. Memory and processes are limited by the job alone.
+It is an instance, into which every command is sent. What is written within goes to memory and away. Where Apptainer
+works without setuid, this user's rights in the instance limit that, as `visit.restrict` says; where it is installed
+setuid, the administrator's `sessiondir max size` holds, and nothing of this machine is reached without its network.
 """
 
 from __future__ import annotations
@@ -9,22 +10,25 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import subprocess
-import tempfile
-from contextlib import ExitStack, suppress
+import time
+from contextlib import ExitStack
+from dataclasses import replace
 
+from slime_stages.agent.sandbox.apptainer_instance import Instance, wait_or_kill
 from slime_stages.agent.sandbox.capture import Capture
+from slime_stages.agent.sandbox.forward import Forward
 from slime_stages.agent.sandbox.settings import SandboxSettings
 from slime_stages.agent.sandbox.shell import Ended, Program, ShellSandbox
 from slime_stages.errors import MissingInputError, RetryableError, UsageError
-from slime_stages.isolation import process_tree
+from slime_stages.isolation import marks, programs, visit
+from slime_stages.isolation.limits import hold_to_limits
 
-_BINARIES = ("apptainer", "singularity")
-_START_SECONDS = 300.0
 _DRAIN_SECONDS = 0.2
-_STOP_WHEN_ALONE = 'timeout "$2" cat > /dev/null; exec "$0" instance stop --force "$1"'
-"""An instance is a daemon, which outlives whoever started it. This waits for the end of that one, or of its time."""
+_NOTICE_SECONDS = 1.0
+"""In which an instance that is stopped is gone, after the first of its commands."""
+_WATCH_SECONDS = 0.25
+_SCRATCH = ("/root", "/home/agent")
 
 
 class ApptainerSandbox(ShellSandbox):
@@ -40,98 +44,130 @@ class ApptainerSandbox(ShellSandbox):
             raise MissingInputError(
                 f"there is no image {settings.image}", hint="apptainer pull IMAGE.sif docker://NAME"
             )
-        self._binary = _binary()
-        self._stopper: subprocess.Popen[bytes] | None = None
+        if os.path.isdir(settings.image) and not os.path.exists(f"{settings.image}/.singularity.d/actions/start"):
+            raise UsageError(
+                f"{settings.image} is a folder that Apptainer did not make, so that no instance starts from it",
+                hint=f"apptainer build --sandbox NEW {settings.image}, or a local sandbox, which takes it as it is",
+            )
+        self._instance = Instance(self.sandbox_id, settings)
+        self._deadline = 0.0
+        self._sent: set[int] = set()
+        """Processes outside, each of which has sent a program in."""
+        self._watcher: asyncio.Task[None] | None = None
+        self._said: list[str] = []
+        self._forwards: dict[str, Forward] = {}
+        self._listening = asyncio.Lock()
 
     async def _start(self) -> None:
-        words = [self._binary, "instance", "start", *self._options(), str(self.settings.image), self.sandbox_id]
-        with tempfile.TemporaryFile() as messages:
-            # Before the instance: it must not be missing for a moment.
-            self._stopper = _start_stopper(self._binary, self.sandbox_id, self.settings.lifetime_seconds)
-            process = await asyncio.create_subprocess_exec(
-                *words, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages
-            )
-            async with asyncio.timeout(_START_SECONDS):
-                code = await process.wait()
-            messages.seek(0)
-            text = messages.read().decode(errors="replace").strip()
-        if code != 0:
-            raise RetryableError(f"`{' '.join(words)}` ended with {code}: {text[-1000:]}", hint="type it here")
+        self._instance.prepare()
+        self._deadline = time.monotonic() + self.settings.lifetime_seconds
+        await self._instance.start(_SCRATCH)
+        if not await self._has_workdir():
+            await self._instance.stop()
+            await self._instance.start((*_SCRATCH, self.workdir))
+        await self._restrict()
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def _has_workdir(self) -> bool:
+        """Whether it can be worked in, made if need be: not where the image is another user's."""
+        make = self._program(["/bin/sh", "-c", 'mkdir -p "$0" && [ -w "$0" ]', self.workdir], "root", {}, 60, 1000)
+        return (await self._run(replace(make, folder="/"))).code == 0
+
+    async def _restrict(self) -> None:
+        limits = {"disk_bytes": self.settings.disk_bytes, "file_count": self.settings.file_count}
+        try:
+            await asyncio.to_thread(visit.restrict, self._instance.first, **limits)
+        except OSError as error:
+            if os.geteuid() == 0:  # who may give the kernel orders, from within too
+                raise UsageError(
+                    f"root's instance {self.sandbox_id} cannot be kept from the kernel's controls: {error}",
+                    hint="run as another user",
+                ) from error
 
     async def _end(self) -> None:
-        if self._stopper is not None:
-            assert self._stopper.stdin is not None
-            self._stopper.stdin.close()
-            await asyncio.to_thread(self._stopper.wait)
-
-    def _options(self) -> list[str]:
-        words = ["--containall", "--cleanenv", "--no-home", "--writable-tmpfs", "--no-privs"]
-        words += [] if self.settings.network == "host" else ["--net", "--network", "none"]
-        for bind in self.settings.binds:
-            words += ["--bind", f"{bind.source}:{bind.target}:{'rw' if bind.writable else 'ro'}"]
-        return words
+        if self._watcher is not None:
+            self._watcher.cancel()
+        for forward in self._forwards.values():
+            forward.close()
+        await self._instance.end()
 
     async def _run(self, program: Program) -> Ended:
-        words = [self._binary, "exec", "--cleanenv", "--pwd", program.folder]
-        for name, value in program.environment.items():
-            words += ["--env", f"{name}={value}"]
+        mark = secrets.token_hex(8)
         with ExitStack() as stack:
             (out, out_end), (err, err_end) = os.pipe(), os.pipe()
             captures = [Capture(descriptor, program.output_bytes) for descriptor in (out, err)]
             for capture in captures:
                 stack.callback(capture.close)
             process = await asyncio.create_subprocess_exec(
-                *words,
-                f"instance://{self.sandbox_id}",
-                *program.arguments,
+                *programs.WITHOUT_KEYS,
+                *self._instance.entry(program),
                 stdin=program.stdin or subprocess.DEVNULL,
                 stdout=out_end,
                 stderr=err_end,
+                env=self._instance.environment({**program.environment, marks.MARK: mark}),
                 start_new_session=True,
             )
             os.close(out_end)
             os.close(err_end)
-            code = await _wait(process, program.seconds)
+            self._sent.add(process.pid)
+            stack.callback(self._sent.discard, process.pid)
+            code = await _end_of(process, program.seconds, mark)
             await asyncio.wait([capture.ended for capture in captures], timeout=_DRAIN_SECONDS)
+        if code and await self._is_gone():
+            raise self._gone()
         stdout, stderr = captures
         return Ended(code=code, stdout=stdout.content(), stderr=stderr.content(), dropped_bytes=stdout.dropped_bytes)
 
     async def reach(self, url: str) -> str:
-        """See `Sandbox`."""
-        if self.settings.network == "none":
-            raise UsageError(
-                f"programs in an Apptainer sandbox without a network cannot reach {url}",
-                hint='network="host", or a local sandbox, which lets this one service in',
+        """See `Sandbox`. The port is one of the instance's own network; what comes in is handed on by this process."""
+        if self.settings.network == "host":
+            return url
+        async with self._listening:
+            if url not in self._forwards:
+                try:
+                    listener = await asyncio.to_thread(visit.listen, self._instance.first)
+                except OSError as error:
+                    raise UsageError(
+                        f"programs in an Apptainer sandbox without a network cannot reach {url}: {error}",
+                        hint='network="host", or a local sandbox, which lets this one service in',
+                    ) from error
+                self._forwards[url] = await Forward(url).start(listener)
+        return self._forwards[url].url
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.to_thread(
+                hold_to_limits,
+                lambda: self._instance.processes(tuple(self._sent)),
+                process_count=self.settings.process_count,
+                memory_bytes=self.settings.memory_bytes,
+                say=self._said.append,
             )
-        return url
+
+    async def _is_gone(self) -> bool:
+        """Or goes, where its time is up."""
+        deadline = time.monotonic() + _NOTICE_SECONDS if time.monotonic() >= self._deadline else 0.0
+        while (is_there := self._instance.is_there()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        return not is_there
+
+    def _gone(self) -> RetryableError:
+        is_late = time.monotonic() >= self._deadline
+        reason = f"its time of {self.settings.lifetime_seconds:g} s is up" if is_late else "killed from outside"
+        return RetryableError(
+            "; ".join((f"the sandbox {self.sandbox_id} is gone: {reason}", *self._said[-1:])),
+            hint="more `lifetime_seconds`, `memory_bytes` or `process_count`, if it is one of these",
+        )
 
 
-async def _wait(process: asyncio.subprocess.Process, seconds: float) -> int | None:
+async def _end_of(process: asyncio.subprocess.Process, seconds: float, mark: str) -> int | None:
+    """The code of a program that was sent in; None if its time is up, when all that it started is killed."""
     try:
-        async with asyncio.timeout(seconds):
-            code = await process.wait()
-    except TimeoutError:
-        return None
-    finally:
-        if process.returncode is None:
-            process_tree.kill_tree(process.pid)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 5)
-    return code if code >= 0 else 128 - code
-
-
-def _start_stopper(binary: str, name: str, seconds: float) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        ["/bin/sh", "-c", _STOP_WHEN_ALONE, binary, name, f"{seconds:.0f}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def _binary() -> str:
-    for name in _BINARIES:
-        if path := shutil.which(name):
-            return path
-    raise UsageError("neither apptainer nor singularity is in PATH", hint="module load apptainer")
+        code = await wait_or_kill(process, seconds)
+    except asyncio.CancelledError:
+        marks.kill_marked(mark)
+        raise
+    if code is None:
+        await asyncio.to_thread(marks.kill_marked, mark)
+    return code

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import secrets
 import shlex
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any, TypeVar
+import uuid
+from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
-from slime_stages.agent.sandbox.archive import extract_files
+from slime_stages.agent.sandbox.e2b_command import Command
+from slime_stages.agent.sandbox.e2b_service import Service
 from slime_stages.agent.sandbox.settings import SandboxSettings
-from slime_stages.agent.sandbox.shell import Ended, Program, ShellSandbox
-from slime_stages.errors import MissingInputError, RetryableError, UsageError
-
-Result = TypeVar("Result")
+from slime_stages.agent.sandbox.shell import TRANSFER_SECONDS, Ended, Program, ShellSandbox
+from slime_stages.errors import SlimeStagesError, UsageError
+from slime_stages.isolation.marks import KILL_MARKED, MARK
 
 IMAGE_KEY = "SLIME_AGENT_SANDBOX_IMAGE_METADATA_KEY"
 """Servers that start any image take its name as metadata, under the key that this variable holds."""
 LIFETIME = "SLIME_AGENT_SANDBOX_LIFETIME_SEC"
-RETRIES = "SLIME_AGENT_SANDBOX_RPC_RETRIES"
-_DEFAULT_RETRIES = 6
-_LONGEST_PAUSE = 32.0
-_FINAL = ("does not exist", "STOPPED state", "was not found")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+_NO_LIMIT = 0
+"""The server's own limit kills the first process alone, and would close the output of daemons, too."""
 
 
 class E2BSandbox(ShellSandbox):
@@ -38,65 +35,107 @@ class E2BSandbox(ShellSandbox):
         super().__init__(settings, f"e2b-{secrets.token_hex(4)}")
         if settings.binds:
             raise UsageError("a sandbox at E2B sees no path of this machine", hint="upload what it needs")
-        self._sdk = _load_sdk()
-        self._retries = int(os.environ.get(RETRIES, _DEFAULT_RETRIES))
+        self._service = Service(self.sandbox_id)
         self._remote: Any = None
 
     async def _start(self) -> None:
         key, image = os.environ.get(IMAGE_KEY), self.settings.image
         lifetime = int(float(os.environ.get(LIFETIME, self.settings.lifetime_seconds)))
+        only_once = str(uuid.uuid4())
 
         async def create() -> None:
-            self._remote = await self._sdk.AsyncSandbox.create(
+            self._remote = await self._service.sdk.AsyncSandbox.create(
                 template=None if key else image,
                 metadata={key: image} if key and image else None,
                 timeout=lifetime,
                 allow_internet_access=self.settings.network == "host",
+                idempotency_key=only_once,
             )
 
-        await self._retry(create, is_idempotent=True)
-        self.sandbox_id = self._remote.sandbox_id
+        await self._service.call(create)
+        self.sandbox_id = self._service.name = self._remote.sandbox_id
+        await self._do("mkdir", "-p", self.workdir)
 
     async def _end(self) -> None:
         if self._remote is not None:
-            await self._retry(self._remote.kill, is_idempotent=True)
+            await self._service.call(self._remote.kill)
+
+    async def _do(self, *words: str) -> None:
+        """Have a program run that leaves nothing behind, and works from anywhere."""
+        line = shlex.join(words)
+        await self._service.call(lambda: self._remote.commands.run(line, user="root", cwd="/"))
 
     async def _run(self, program: Program) -> Ended:
-        line = shlex.join(program.arguments)
-        if program.stdin is not None:
-            name = f"/tmp/.stdin-{secrets.token_hex(8)}"
-            content = program.stdin.read()
-            await self._retry(lambda: self._remote.files.write(name, content, user=program.user), is_idempotent=True)
-            line = f"{line} < {name}; code=$?; rm -f {name}; exit $code"
+        content = program.stdin.read() if program.stdin is not None else None
+        mark = secrets.token_hex(8)
+        may_run = False
 
-        async def run() -> Ended:
+        async def attempt() -> Ended:
+            nonlocal may_run
+            if may_run:
+                await self._kill(mark)  # the server ends no command whose connection was lost
             try:
-                result = await self._remote.commands.run(
-                    line,
-                    envs=dict(program.environment),
+                return await self._attempt(program, content, mark)
+            except Exception as error:
+                may_run = not self._service.was_refused(error)
+                raise
+
+        return await self._service.call(attempt, is_idempotent=program.is_idempotent)
+
+    async def _attempt(self, program: Program, content: bytes | None, mark: str) -> Ended:
+        command, handle, code = Command(program, mark), None, None
+        try:
+            async with asyncio.timeout(program.seconds) as limit:
+                stdin = await self._send(content, program)
+                handle = await self._remote.commands.run(
+                    command.line(stdin),
+                    background=True,
+                    envs={MARK: mark},
                     user=program.user,
                     cwd=program.folder,
-                    timeout=program.seconds,
+                    on_stdout=command.take_stdout,
+                    on_stderr=command.take_stderr,
+                    timeout=_NO_LIMIT,
+                    retain_output=False,
                 )
-            except self._sdk.CommandExitException as error:
-                result = error
-            except self._sdk.TimeoutException as error:
-                if type(error) is not self._sdk.TimeoutException:  # its subclasses tell of lost connections
-                    raise
-                return Ended(code=None, stdout=b"", stderr=b"")
-            return Ended(code=result.exit_code, stdout=result.stdout.encode(), stderr=result.stderr.encode())
+                code = await command.end(handle)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await self._kill(mark)
+        except asyncio.CancelledError:
+            with suppress(SlimeStagesError):
+                await asyncio.shield(self._kill(mark))
+            raise
+        finally:
+            if handle is not None:
+                await handle.disconnect()
+        return command.ended(code)
 
-        return await self._retry(run, is_idempotent=program.is_idempotent)
+    async def _send(self, content: bytes | None, program: Program) -> str | None:
+        if content is None:
+            return None
+        name = f"/tmp/.stdin-{secrets.token_hex(8)}"
+        await self._remote.files.write(name, content, user=program.user, request_timeout=program.seconds)
+        return name
 
-    async def download(self, path: str, target: Path) -> None:
-        """See `Sandbox`. Text is all that a command's output can be, so it goes by a file."""
+    async def _kill(self, mark: str) -> None:
+        await self._do("sh", "-c", KILL_MARKED, mark)
+
+    async def _pack(self, path: str) -> bytes:
+        """Text is all that a command's output can be, so it goes by a file."""
         name = f"/tmp/.archive-{secrets.token_hex(8)}"
-        await self.exec(["tar", "-C", path, "-cf", name, "."], check=True)
-        content = await self._retry(
-            lambda: self._remote.files.read(name, format="bytes", user="root"), is_idempotent=True
-        )
-        await self.exec(["rm", "-f", name])
-        extract_files(bytes(content), target)
+        try:
+            packed = await self._transfer(f'tar -C "$0" -cf {name} . && wc -c < {name}', path, "root")
+            self._refuse_more_than_allowed(path, int(packed.stdout))
+            read = self._remote.files.read
+            return bytes(
+                await self._service.call(
+                    lambda: read(name, format="bytes", user="root", request_timeout=TRANSFER_SECONDS)
+                )
+            )
+        finally:
+            await self._do("rm", "-f", name)
 
     async def reach(self, url: str) -> str:
         """See `Sandbox`."""
@@ -106,24 +145,3 @@ class E2BSandbox(ShellSandbox):
                 hint="ADAPTER_PUBLIC_HOST=the name of this machine that it can reach",
             )
         return url
-
-    async def _retry(self, call: Callable[[], Awaitable[Result]], *, is_idempotent: bool) -> Result:
-        """Try again while it may help: after errors of the connection, and of the service if it is not a final one."""
-        for attempt in range(self._retries + 1):
-            try:
-                return await call()
-            except (self._sdk.SandboxException, self._sdk.ServiceBusyException, OSError) as error:
-                if not is_idempotent or attempt == self._retries or any(word in str(error) for word in _FINAL):
-                    raise RetryableError(
-                        f"E2B, sandbox {self.sandbox_id}: {type(error).__name__}: {error}", hint="is E2B_API_KEY valid?"
-                    ) from error
-                await asyncio.sleep(random.uniform(0, min(_LONGEST_PAUSE, 2.0**attempt)))
-        raise AssertionError("unreachable")
-
-
-def _load_sdk() -> Any:
-    try:
-        import e2b
-    except ImportError as error:
-        raise MissingInputError("a sandbox at E2B needs its SDK", hint="pip install e2b") from error
-    return e2b

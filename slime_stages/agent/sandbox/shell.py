@@ -26,7 +26,7 @@ SHELL = ("/bin/sh", "-c", 'if [ -x /bin/bash ]; then exec /bin/bash -c "$0"; fi;
 _WRITE = 'mkdir -p -- "$(dirname -- "$0")" && cat > "$0"'
 _UNPACK = 'mkdir -p -- "$0" && tar -C "$0" --no-same-owner -xf -'
 _PACK = 'tar -C "$0" -cf - .'
-_TRANSFER_SECONDS = 300.0
+TRANSFER_SECONDS = 300.0
 _LOGGED_CHARACTERS = 4000
 
 
@@ -48,7 +48,7 @@ class Program:
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
-    """All of it."""
+    """All of it but what an image sets."""
     user: str
     """Where there is more than one."""
     is_idempotent: bool = True
@@ -146,14 +146,21 @@ class ShellSandbox(ABC):
 
     async def download(self, path: str, target: Path) -> None:
         """See `Sandbox`."""
+        extract_files(await self._pack(path), target)
+
+    async def _pack(self, path: str) -> bytes:
         ended = await self._transfer(_PACK, path, "root")
         if ended.dropped_bytes:
-            size, most = (len(ended.stdout) + ended.dropped_bytes) >> 20, self.settings.disk_bytes >> 20
+            self._refuse_more_than_allowed(path, len(ended.stdout) + ended.dropped_bytes)
+        return ended.stdout
+
+    def _refuse_more_than_allowed(self, path: str, size: int) -> None:
+        if size > self.settings.disk_bytes:
             raise DataError(
-                f"{path} in {self.sandbox_id} has {size} MiB, more than the {most} allowed",
+                f"{path} in {self.sandbox_id} has {size >> 20} MiB, more than the {self.settings.disk_bytes >> 20} "
+                "allowed",
                 hint="download a smaller folder, or give the sandbox more `disk_bytes`",
             )
-        extract_files(ended.stdout, target)
 
     async def _transfer(self, script: str, path: str, user: str, stdin: IO[bytes] | None = None) -> Ended:
         ended = await self._shell(script, path, user, stdin)
@@ -170,7 +177,7 @@ class ShellSandbox(ABC):
             stdin.seek(0)
         words = ["/bin/sh", "-c", script, path]
         # Twice: half of it is kept for the beginning.
-        return await self._run(self._program(words, user, {}, _TRANSFER_SECONDS, 2 * self.settings.disk_bytes, stdin))
+        return await self._run(self._program(words, user, {}, TRANSFER_SECONDS, 2 * self.settings.disk_bytes, stdin))
 
     def _program(
         self,

@@ -9,10 +9,14 @@ from collections.abc import Callable
 
 from slime_stages.agent.sandbox.local import LocalSandbox
 from slime_stages.agent.sandbox.settings import SandboxSettings
+from slime_stages.agent.sandbox.shell import ShellSandbox
 from slime_stages.isolation import bubblewrap
 from slime_stages.isolation.guard import Way
 
 WAYS: list[Way] = ["namespaces", *(["bubblewrap"] if bubblewrap.is_installed() else [])]  # type: ignore[list-item]
+
+OpenBox = Callable[..., ShellSandbox]
+"""Gives a sandbox of some kind, with changes to its settings."""
 
 SMALL = SandboxSettings(disk_bytes=16 << 20, file_count=2000, memory_bytes=1 << 30, process_count=48)
 

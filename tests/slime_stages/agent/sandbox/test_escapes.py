@@ -15,16 +15,15 @@ import pytest
 from slime_stages.agent.sandbox.archive import extract_files
 from slime_stages.errors import DataError
 from slime_stages.isolation.guard import Way
-from tests.slime_stages.agent.sandbox.local_sandboxes import WAYS, local_sandbox
+from tests.slime_stages.agent.sandbox.local_sandboxes import WAYS, OpenBox, local_sandbox
 
 CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_the_network_is_not_there(way: Way) -> None:
+async def test_the_network_is_not_there(shut_box: OpenBox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        async with local_sandbox(way) as sandbox:
+        async with shut_box() as sandbox:
             local = await sandbox.exec(f"exec 3<> /dev/tcp/127.0.0.1/{port}")
             remote = await sandbox.exec("exec 3<> /dev/tcp/192.0.2.1/80")
 
@@ -32,36 +31,41 @@ async def test_the_network_is_not_there(way: Way) -> None:
     assert "Network is unreachable" in remote.stderr
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_no_file_of_the_machine_is_in_sight(way: Way, tmp_path: Path) -> None:
+async def test_no_file_of_the_machine_is_in_sight(shut_box: OpenBox, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("x")
 
-    async with local_sandbox(way) as sandbox:
-        tried = await sandbox.exec(
-            f"cat {secret} {Path(__file__)} /etc/shadow /proc/1/root{secret}; ls -A /root /home/* /tmp"
-        )
+    async with shut_box() as sandbox:
+        tried = await sandbox.exec(f"cat {secret} {Path(__file__)} /proc/1/root{secret}; ls -A /root /home/* /tmp")
 
     assert tried.stdout == "/home/agent:\n\n/root:\n\n/tmp:\n"
-    assert tried.stderr.count("No such file") + tried.stderr.count("Permission denied") == 4
+    assert tried.stderr.count("No such file") + tried.stderr.count("Permission denied") == 3
 
 
-@pytest.mark.parametrize("way", WAYS)
 async def test_nothing_of_the_environment_or_of_the_command_lines_outside_is_told(
-    way: Way, monkeypatch: pytest.MonkeyPatch
+    shut_box: OpenBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SECRET_KEY", "hush")
+    for name in ("SECRET_KEY", "APPTAINERENV_SECRET", "SINGULARITYENV_SECRET"):
+        monkeypatch.setenv(name, "hush")
 
-    async with local_sandbox(way) as sandbox:
+    async with shut_box() as sandbox:
         seen = await sandbox.exec("env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'")
 
     assert "hush" not in seen.stdout
-    assert "Permission denied" in seen.stderr  # the first process keeps its own to itself
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_no_process_of_the_machine_is_in_sight_or_can_be_ended(way: Way) -> None:
+async def test_passwords_and_the_first_process_are_kept_from_sight(way: Way) -> None:
     async with local_sandbox(way) as sandbox:
+        tried = await sandbox.exec("cat /etc/shadow /proc/1/environ")
+
+    assert tried.stdout == ""
+    assert "/etc/shadow: No such file" in tried.stderr
+    assert "/proc/1/environ: Permission denied" in tried.stderr
+
+
+async def test_no_process_of_the_machine_is_in_sight_or_can_be_ended(shut_box: OpenBox) -> None:
+    async with shut_box() as sandbox:
         seen = await sandbox.exec("ls /proc | grep -c '^[0-9]'")
         tried = await sandbox.exec(f"kill -9 {os.getpid()}")
         await sandbox.exec("kill -9 1; kill -9 -1")
@@ -72,12 +76,11 @@ async def test_no_process_of_the_machine_is_in_sight_or_can_be_ended(way: Way) -
     assert after.stdout == "alive\n"
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_the_kernel_takes_no_orders(way: Way) -> None:
+async def test_the_kernel_takes_no_orders(shut_box: OpenBox) -> None:
     """Writes what is there already: where the user outside is root, the kernel alone would let it through."""
     pattern = CORE_PATTERN.read_text().strip()
 
-    async with local_sandbox(way) as sandbox:
+    async with shut_box() as sandbox:
         tried = await sandbox.exec(["sh", "-c", f'printf "%s" "$0" > {CORE_PATTERN}', pattern])
         others = await sandbox.exec("echo h > /proc/sysrq-trigger; echo 1 > /proc/sys/kernel/sysrq; mknod /tmp/m c 1 1")
 
@@ -86,56 +89,59 @@ async def test_the_kernel_takes_no_orders(way: Way) -> None:
     assert len(others.stderr.splitlines()) == 3
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_the_view_cannot_be_undone(way: Way) -> None:
+async def test_the_view_cannot_be_undone(shut_box: OpenBox) -> None:
     attempts = (
         "mount -o remount,rw,bind /usr",
         "mount -t tmpfs none /tmp",
         "umount -l /proc/sys",
         "unshare --user --map-root-user true",
         "chroot /tmp true",
-        "touch /usr/file",
-        "touch /file",
         "nsenter --target 1 --mount true",
     )
 
-    async with local_sandbox(way) as sandbox:
+    async with shut_box() as sandbox:
         codes = [(await sandbox.exec(attempt)).code for attempt in attempts]
 
     assert 0 not in codes
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_no_program_gains_rights(way: Way) -> None:
+async def test_the_programs_of_the_machine_cannot_be_changed(way: Way) -> None:
     async with local_sandbox(way) as sandbox:
+        tried = await sandbox.exec("touch /usr/file; touch /file")
+
+    assert tried.stderr.count("Read-only file system") + tried.stderr.count("Permission denied") == 2
+
+
+async def test_no_program_gains_rights(shut_box: OpenBox) -> None:
+    async with shut_box() as sandbox:
         status = (await sandbox.exec("cat /proc/self/status")).stdout
         mounts = (await sandbox.exec("cat /proc/self/mounts")).stdout
-        marked = await sandbox.exec("cp /usr/bin/id /tmp/id && chmod 4755 /tmp/id && /tmp/id -u")
+        marked = await sandbox.exec("id -u; cp /usr/bin/id /tmp/id && chmod 4755 /tmp/id && /tmp/id -u")
 
     assert "NoNewPrivs:\t1" in status
     assert "CapEff:\t0000000000000000" in status
     honoured = [line.split()[1] for line in mounts.splitlines() if "nosuid" not in line]
     assert all(path.startswith("/dev/") for path in honoured)  # single devices
-    assert marked.stdout == "1000\n"
+    before, after = marked.stdout.split()
+    assert before == after
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_processes_without_end_are_stopped_and_the_sandbox_goes_on(way: Way) -> None:
+async def test_processes_without_end_are_stopped_and_the_sandbox_goes_on(shut_box: OpenBox) -> None:
     bomb = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(30)\n    time.sleep(0.001)"
 
-    async with local_sandbox(way, process_count=24) as sandbox:
+    async with shut_box(process_count=24) as sandbox:
         ended = await sandbox.exec(["python3", "-c", bomb], timeout=20)
 
         assert ended.code in (1, 137)  # the kernel refuses to start one, or all are killed
         assert int((await sandbox.exec("sleep 0.2; ls -d /proc/[0-9]* | wc -l")).stdout) < 24
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_the_disk_is_full_at_its_limit(way: Way) -> None:
-    async with local_sandbox(way, disk_bytes=4 << 20) as sandbox:
+async def test_the_disk_is_full_at_its_limit(shut_box: OpenBox) -> None:
+    async with shut_box(disk_bytes=4 << 20) as sandbox:
         filled = await sandbox.exec("dd if=/dev/zero of=/workspace/a bs=1M count=64; stat -c %s /workspace/a")
         assert "No space left on device" in filled.stderr
-        assert filled.stdout == f"{4 << 20}\n"
+        assert 3 << 20 < int(filled.stdout) <= 4 << 20
 
         await sandbox.exec("rm a")
         assert (await sandbox.exec("echo works > a && cat a")).stdout == "works\n"
@@ -151,20 +157,19 @@ async def test_all_scratch_folders_share_the_limit_and_files_have_one_too() -> N
     assert many.code == 9
 
 
-async def test_the_largest_process_is_killed_when_memory_runs_out() -> None:
-    async with local_sandbox(memory_bytes=150 << 20) as sandbox:
+async def test_the_largest_process_is_killed_when_memory_runs_out(shut_box: OpenBox) -> None:
+    async with shut_box(memory_bytes=150 << 20) as sandbox:
         ended = await sandbox.exec(["python3", "-c", "import time\nx = b'1' * (400 << 20)\ntime.sleep(20)"], timeout=30)
 
         assert ended.code == 137
         assert (await sandbox.exec("echo alive")).stdout == "alive\n"
-        assert "MiB of memory, the limit is 150" in sandbox._message()
 
 
-async def test_a_link_within_leads_no_transfer_out(tmp_path: Path) -> None:
+async def test_a_link_within_leads_no_transfer_out(shut_box: OpenBox, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("kept")
 
-    async with local_sandbox() as sandbox:
+    async with shut_box() as sandbox:
         await sandbox.exec(f"ln -s {tmp_path} folder; ln -s {outside} file; mkdir real; echo in > real/file")
         with pytest.raises(DataError):
             await sandbox.write_file("/workspace/folder/outside", "lost")
@@ -225,7 +230,7 @@ def test_keys_that_a_login_brings_along_stay_outside(way: Way) -> None:
     program = f"""
 {library}
 import asyncio
-from tests.slime_stages.agent.sandbox.local_sandboxes import local_sandbox
+from tests.slime_stages.agent.sandbox.local_sandboxes import OpenBox, local_sandbox
 c.syscall({numbers[1]}, 1, None)
 c.syscall({numbers[0]}, b"user", b"ticket", b"secret", 6, -3)
 {find}
