@@ -1,19 +1,21 @@
 """The optimiser's state in a checkpoint, with what Megatron-Core needs to resume torch's AdamW exactly.
 
 Megatron-Core's distributed optimiser expects fused optimisers that count steps per parameter group. torch's AdamW
-counts them per parameter, in a tensor, and a resumed run would drift without three things:
+counts them per parameter, in a tensor, and a resumed run would drift without four things:
 
 1. a fresh AdamW has no state at all, so there is nothing to save or to plan loading from: empty state is put in first;
 2. the loaded shards carry no `step`, on which `_set_main_param_and_optimizer_states` then fails: the present one is
    passed through;
 3. after loading, all parameters share one step tensor, so that each step would count once for every parameter: each
-   gets its own.
+   gets its own;
+4. several buckets of gradients, as overlapped reductions have, are saved with each parameter's own state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,7 +32,8 @@ SHARDING = {
 def sharded_optimizer_state(optimizer: Any, model_state: Any, *, is_loading: bool) -> Any:
     """What to save of the optimiser, which may not have taken a step yet, or where to load it to."""
     _fill_empty_state(optimizer)
-    return optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=SHARDING)
+    with _found_without_padding(optimizer):
+        return optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=SHARDING)
 
 
 def load_optimizer_state(optimizer: Any, state: Any) -> None:
@@ -62,9 +65,13 @@ def reset_optimizer_state(optimizer: Any) -> None:
 
 def _inner_optimizers(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
     """torch's optimisers; a rank that trains nothing of a kind has a stub without one."""
-    for each in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for each in _parts(optimizer):
         if each.optimizer is not None:
             yield each.optimizer
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
@@ -91,6 +98,26 @@ def _fill_missing_steps(state: dict[str, Any]) -> None:
             for values in of_parameters.values():
                 if isinstance(values, dict):
                     values.setdefault("step", torch.tensor(0.0))
+
+
+@contextmanager
+def _found_without_padding(optimizer: Any) -> Iterator[None]:
+    """Megatron-Core gathers a buffer without the padding behind each of its buckets, and then looks parameters up where
+    they are with it: where there are several buckets, parameters would be saved with the state of their neighbours."""
+    buffers = [buffer for each in _parts(optimizer) for buffer in getattr(each, "buffers", [])]
+    originals = [buffer.param_index_map for buffer in buffers]
+    for buffer in buffers:
+        paddings = [bucket.grad_data.numel() - bucket.numel_unpadded for bucket in buffer.buckets]
+        before = [0, *accumulate(paddings)]
+        buffer.param_index_map = {
+            parameter: (start - before[bucket], end - before[bucket], bucket)
+            for parameter, (start, end, bucket) in buffer.param_index_map.items()
+        }
+    try:
+        yield
+    finally:
+        for buffer, original in zip(buffers, originals, strict=True):
+            buffer.param_index_map = original
 
 
 @contextmanager

@@ -18,11 +18,12 @@ from stages.train.megatron.settings import TrainerSettings
 from stages.train.megatron.step import Trainer
 from tests.stages.train.megatron.groups import leave_groups
 from tests.stages.train.megatron.tiny_models import SETTINGS, make_samples, weighted_loss
-from tests.stages.train.megatron.two_ranks import gather_weights, same_on_both_ranks, uneven_halves
+from tests.stages.train.megatron.two_ranks import OVERLAPPED, gather_weights, same_on_both_ranks, uneven_halves
 
 TENSOR_PARALLEL = replace(SETTINGS, tensor_model_parallel_size=2)
 PIPELINE_PARALLEL = replace(SETTINGS, pipeline_model_parallel_size=2)
-DISTRIBUTED_OPTIMIZER = replace(SETTINGS, use_distributed_optimizer=True)
+DISTRIBUTED_OPTIMIZER = replace(SETTINGS, use_distributed_optimizer=True, megatron=OVERLAPPED)
+"""With many buckets, and padding behind them."""
 
 
 def train(trainer: Trainer, steps: range) -> None:
