@@ -31,7 +31,6 @@ OWNED = {
     **dict.fromkeys(("qk_layernorm", "add_qkv_bias", "add_bias_linear", "num_moe_experts"), FROM_MODEL),
     **dict.fromkeys(("moe_ffn_hidden_size", "moe_router_topk", "moe_layer_freq"), FROM_MODEL),
     "calculate_per_token_loss": "set `calculate_per_token_loss` in [algorithm]",
-    "mtp_num_layers": "no supported model has layers for multi-token prediction",
     "moe_router_load_balancing_type": f"{FROM_LOSS}, and a balancing loss would not have it",
     "moe_aux_loss_coeff": f"{FROM_LOSS}, and a balancing loss would not have it",
     "moe_z_loss_coeff": f"{FROM_LOSS}, and the routers' would not have it",

@@ -12,6 +12,7 @@ def parallel_complaints(train: Train) -> Iterator[Complaint]:
     yield from _groups(train)
     yield from _stages(train)
     yield from _recomputation(train)
+    yield from _prediction(train)
     if train.sequence_parallel and train.tensor_model_parallel_size == 1:
         says = "splits tokens over tensor-parallel processes, and there are none"
         yield "sequence_parallel", says, "--tensor-model-parallel-size INTEGER"
@@ -60,3 +61,15 @@ def _recomputation(train: Train) -> Iterator[Complaint]:
     if train.replays_routing and kind == "selective" and "moe" in (train.recompute_modules or ()):
         says = "runs experts again apart from their layer, which routing replay is told of its tokens by"
         yield "recompute_modules", says, "--recompute-granularity full"
+
+
+def _prediction(train: Train) -> Iterator[Complaint]:
+    if train.enable_mtp_training and train.mtp_num_layers is None:
+        yield "enable_mtp_training", "trains layers that are not loaded", "--mtp-num-layers INTEGER"
+    if train.enable_mtp_training and train.context_parallel_size > 1:
+        says = "needs all tokens of a sample in one process, and context_parallel_size cuts them up"
+        yield "enable_mtp_training", says, "context_parallel_size = 1"
+    overlaps = bool(train.megatron.get("overlap_grad_reduce"))
+    if train.mtp_num_layers is not None and train.pipeline_model_parallel_size > 1 and overlaps:
+        says = "gives the last pipeline stage embeddings without a gradient, which overlap_grad_reduce would wait for"
+        yield "mtp_num_layers", says, "drop --megatron-overlap-grad-reduce"

@@ -23,6 +23,8 @@ from slime_stages.weights.record import read_weights_record
 
 MAY_CHANGE = ("data.num_rollout", "data.num_epoch")
 """Settings among those of the prompts that the prompt table does not depend on."""
+OF_CHECKPOINTS = ("train.mtp_num_layers", "train.enable_mtp_training")
+"""Settings that say which layers a checkpoint holds, and of which its optimizer has a state."""
 
 
 def start_run(run: RunDir, config: Config) -> None:
@@ -134,12 +136,12 @@ def change_config(run: RunDir, config: Config, *, allowed: bool) -> None:
             hint="add --change-config to use the new ones from the next iteration on, or choose another --run",
         )
     names = [change.name for change in changes if change.name not in MAY_CHANGE]
-    fixed = [name for name in names if name.startswith(("data.", "model."))]
+    fixed = [name for name in names if name.startswith(("data.", "model.")) or name in OF_CHECKPOINTS]
     if not fixed and reads_other_prompts(current, config):
         fixed = [name for name in names if name.startswith("eval.")]
     if fixed:
         raise UsageError(
-            f"{', '.join(fixed)} cannot change within a run: its prompts and first weights are made from them",
+            f"{', '.join(fixed)} cannot change within a run: its prompts, weights or checkpoints are made from them",
             hint="start another run: slime-stages init --run OTHER",
         )
     check_plugins(config)

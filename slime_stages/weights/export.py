@@ -26,6 +26,8 @@ from slime_stages.weights.torch_dist import TorchDistReader
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _OVER_VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
+FROM_TEMPLATE = "the template"
+"""Stands in place of a parameter's name for tensors that no checkpoint changes."""
 _DERIVED = ("rotary_emb.inv_freq",)
 """Buffers that old checkpoints carry and that models compute themselves."""
 
@@ -63,9 +65,10 @@ def export_hf(
     target.mkdir(parents=True, exist_ok=True)
     assert not any(target.iterdir()), target
     config = read_huggingface_config(template)
-    with TorchDistReader(checkpoint) as reader:
-        export = _Export(reader, config, dtype, on_tensor)
-        export.check_names(template)
+    with TorchDistReader(checkpoint) as reader, HuggingFaceReader(template) as model:
+        export = _Export(reader, model, config, dtype, on_tensor)
+        export.keep_prediction_layers()
+        export.check_names()
         shards = _split_shards(export.specs, max_shard_bytes)
         digests = {name: export.write(target / name, specs) for name, specs in shards.items()}
     if len(shards) > 1:
@@ -87,9 +90,14 @@ class _Export:
     """The tensors to write, planned from shapes alone, then read one by one."""
 
     def __init__(
-        self, reader: TorchDistReader, config: dict[str, Any], dtype: str | None, on_tensor: Callable[[], object]
+        self,
+        reader: TorchDistReader,
+        template: HuggingFaceReader,
+        config: dict[str, Any],
+        dtype: str | None,
+        on_tensor: Callable[[], object],
     ) -> None:
-        self._reader, self._on_tensor = reader, on_tensor
+        self._reader, self._template, self._on_tensor = reader, template, on_tensor
         self._layout: WeightLayout = weight_layout(config)
         self._vocabulary_size = int(config["vocab_size"])
         self.dtype_name = dtype or config_dtype(config)
@@ -118,16 +126,23 @@ class _Export:
             whole = whole[: self._vocabulary_size]
         return to_huggingface(name, [whole], self._layout)
 
-    def check_names(self, template: Path) -> None:
+    def keep_prediction_layers(self) -> None:
+        """Those that were not in training stay the template's: engines guess tokens ahead by them."""
+        for name in sorted(self._template.names() - self._sources.keys()):
+            if self._layout.is_of_prediction(name):
+                self._sources[name] = FROM_TEMPLATE
+                shape = tuple(self._template.read(name).shape)
+                self.specs.append(TensorSpec(name=name, shape=shape, dtype=DTYPES[self.dtype_name]))
+
+    def check_names(self) -> None:
         """The template's own weights say which tensors the model has."""
-        with HuggingFaceReader(template) as reader:
-            expected = {name for name in reader.names() if not name.endswith(_DERIVED)}
+        expected = {name for name in self._template.names() if not name.endswith(_DERIVED)}
         if self._layout.tie_word_embeddings:
             expected.discard("lm_head.weight")
         missing, unexpected = expected - self._sources.keys(), self._sources.keys() - expected
         if missing or unexpected:
             raise DataError(
-                f"{self._reader.checkpoint} is not of the model in {template}:"
+                f"{self._reader.checkpoint} is not of the model in {self._template.folder}:"
                 f" missing {_some(missing)}, unexpected {_some(unexpected)}",
                 hint="export with the model folder that training began with as template",
             )
@@ -139,7 +154,9 @@ class _Export:
         """In the order of `specs`. Tensors of one parameter follow each other, so that it is read once."""
         source, converted = "", dict[str, Tensor]()
         for spec in specs:
-            if self._sources[spec.name] != source:
+            if self._sources[spec.name] == FROM_TEMPLATE:
+                converted[spec.name] = self._template.read(spec.name)
+            elif self._sources[spec.name] != source:
                 source = self._sources[spec.name]
                 converted = dict(self._convert(source, self._reader.read(source)))
             yield converted.pop(spec.name).to(spec.dtype)

@@ -12,7 +12,10 @@ from typing import Any, Self
 import torch
 
 from slime_stages.errors import DataError
+from slime_stages.weights.mapping.families import families
+from slime_stages.weights.mapping.layout import read_huggingface_config, weight_layout
 
+OF_CLASSES = ("model_type", "auto_map")
 HINT = "compare the checkpoint with the model folder that the run began with, then slime-stages sync --force"
 
 
@@ -66,13 +69,28 @@ def load_strictly(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     read: Any = AutoModelForCausalLM.from_pretrained
+    config = read_huggingface_config(folder)
     with _quiet():
-        model, found = read(folder, dtype="auto", output_loading_info=True, local_files_only=True)
+        how = {"dtype": "auto", "output_loading_info": True, "local_files_only": True, **read_as(config)}
+        model, found = read(folder, **how)
+    layout = weight_layout(config)
+    found["unexpected_keys"] = [name for name in found["unexpected_keys"] if not layout.is_of_prediction(name)]
     wrong = {what: sorted(map(str, keys)) for what, keys in found.items() if keys}
     if wrong:
         told = "; ".join(f"{what.replace('_', ' ')}: {', '.join(keys[:3])}" for what, keys in sorted(wrong.items()))
         raise DataError(f"{folder} does not load strictly: {told}", hint=HINT)
     return model.eval()
+
+
+def read_as(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config to read a model by that transformers has no class for: that of the family its layers are of."""
+    from transformers import AutoConfig
+
+    kind = families()[config["model_type"]].read_as
+    if kind is None:
+        return {}
+    make: Any = AutoConfig.for_model
+    return {"config": make(kind, **{name: value for name, value in config.items() if name not in OF_CLASSES})}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from slime_stages.progress import Progress
 from slime_stages.run.commit import replace_file
 from slime_stages.weights.checkpoints import RELEASE, TRACKER
 from slime_stages.weights.export import config_dtype
-from slime_stages.weights.mapping.layout import read_huggingface_config
+from slime_stages.weights.mapping.layout import read_huggingface_config, weight_layout
 
 
 def convert_to_torch_dist(source: Path, target: Path, *, dtype: str | None) -> None:
@@ -23,8 +23,12 @@ def convert_to_torch_dist(source: Path, target: Path, *, dtype: str | None) -> N
     from stages.train.megatron.model import build_model
     from stages.train.megatron.settings import TrainerSettings
 
-    chosen = dtype or config_dtype(read_huggingface_config(source))
-    settings = TrainerSettings(dtype="bfloat16" if chosen == "bfloat16" else "float32")
+    config = read_huggingface_config(source)
+    chosen = dtype or config_dtype(config)
+    settings = TrainerSettings(
+        dtype="bfloat16" if chosen == "bfloat16" else "float32",
+        mtp_num_layers=weight_layout(config).prediction_count or None,
+    )
     with Progress(f"convert {source.name}", total=2, unit="parts") as progress:
         parallel.initialize(settings)
         [module] = build_model(source, settings, parallel.device())

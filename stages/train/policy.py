@@ -112,8 +112,11 @@ def trainer_settings(config: Config, role: str = ACTOR) -> TrainerSettings:
     warmup, steps = optimizer.lr_warmup_iters, config.decay_steps
     if steps is None or optimizer.lr_decay_style == "constant":
         steps = warmup + 1  # nothing decays, and Megatron wants more than the warm-up
+    values = {name: getattr(train, name) for name in TrainerSettings.__dataclass_fields__ if hasattr(train, name)}
+    if role != ACTOR:
+        values |= {"mtp_num_layers": None, "enable_mtp_training": False}
     return TrainerSettings(
-        **{name: getattr(train, name) for name in TrainerSettings.__dataclass_fields__ if hasattr(train, name)},
+        **values,
         dtype="bfloat16" if train.bf16 else "float32",
         lr=optimizer.lr,
         min_lr=optimizer.min_lr,

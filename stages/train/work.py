@@ -112,7 +112,12 @@ def needs_backward(batch: TrainBatch, config: Config) -> NDArray[np.bool_]:
     if algorithm.loss_type == "custom_loss":
         return np.ones_like(needed)
     is_all = algorithm.loss_type != "policy_loss" or algorithm.has_token_advantages
-    is_all = is_all or bool(algorithm.entropy_coef) or (algorithm.use_kl_loss and algorithm.kl_loss_coef != 0)
+    is_all = (
+        is_all
+        or config.train.enable_mtp_training
+        or bool(algorithm.entropy_coef)
+        or (algorithm.use_kl_loss and algorithm.kl_loss_coef != 0)
+    )
     return needed if is_all else needed & (batch.rewards != 0)
 
 

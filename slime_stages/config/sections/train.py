@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from slime_stages.config.types import Options, Section
 
@@ -35,6 +35,9 @@ class Train(Section):
             "recompute_modules",
             "use_routing_replay",
             "use_rollout_routing_replay",
+            "mtp_num_layers",
+            "enable_mtp_training",
+            "mtp_loss_scaling_factor",
             "megatron",
         }
     )
@@ -92,6 +95,15 @@ class Train(Section):
 
     use_rollout_routing_replay: bool = False
     """Train each token through the experts that it went to in the engine, which then hands them out."""
+
+    mtp_num_layers: PositiveInt | None = None
+    """Layers for multi-token prediction (MTP) to load, of a model that has them; without it they stay as they are."""
+
+    enable_mtp_training: bool = False
+    """Train these layers, and nothing else by them, to predict the response tokens further ahead."""
+
+    mtp_loss_scaling_factor: NonNegativeFloat = 0.2
+    """What their loss, the mean over the layers, is multiplied by."""
 
     global_batch_size: PositiveInt | None = None
     """Rollouts in one optimizer step. Without it, by `num_steps_per_rollout`."""

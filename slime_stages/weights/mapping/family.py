@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_stages.weights.mapping.names import INSIDE_LAYERS, Names
+from slime_stages.weights.mapping.names import INSIDE_LAYERS, Names, PredictionNames
 
 HuggingFaceConfig = Mapping[str, Any]
 """A model's `config.json`."""
@@ -58,6 +58,15 @@ class Family:
     has_query_key_value_biases: Callable[[HuggingFaceConfig], bool] = lambda config: False
 
     experts: Callable[[HuggingFaceConfig], Experts | None] = lambda config: None
+
+    prediction: PredictionNames | None = None
+    """Of layers for multi-token prediction, where the family has them."""
+
+    prediction_count: Callable[[HuggingFaceConfig], int] = lambda config: 0
+    """How many of them a model has."""
+
+    read_as: str | None = None
+    """The `model_type` whose class of transformers reads all other layers, where it has none for this one."""
 
     unsupported: Callable[[HuggingFaceConfig], Mapping[str, bool]] = lambda config: {}
     """What this family's config may ask for and the trainer does not do, and whether it does ask for it."""

@@ -34,6 +34,9 @@ class WeightLayout:
 
     experts: Experts | None = None
 
+    prediction_count: int = 0
+    """Layers for multi-token prediction."""
+
     family: Family = _ANY_DENSE
 
     def __post_init__(self) -> None:
@@ -53,7 +56,15 @@ class WeightLayout:
             self.family.experts_inside_layers if self.experts is not None else None,
             layer_offset=layer_offset,
             expert_offset=expert_offset,
+            prediction=self.family.prediction,
         )
+
+    def is_of_prediction(self, huggingface_name: str) -> bool:
+        """A tensor of a layer for multi-token prediction, which a trainer may do without."""
+        if self.family.prediction is None:
+            return False
+        prefixes = [self.family.prediction.prefix.format(layer=layer) for layer in range(self.prediction_count)]
+        return huggingface_name.startswith(tuple(prefixes))
 
 
 def read_huggingface_config(folder: Path) -> dict[str, Any]:
@@ -81,5 +92,6 @@ def weight_layout(config: dict[str, Any]) -> WeightLayout:
         kv_channels=config.get("head_dim") or config["hidden_size"] // heads,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         experts=family.experts(config),
+        prediction_count=family.prediction_count(config),
         family=family,
     )

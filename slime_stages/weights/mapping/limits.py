@@ -31,6 +31,8 @@ class ParallelSizes(Protocol):
     def expert_tensor_parallel_size(self) -> int | None: ...
     @property
     def replays_routing(self) -> bool: ...
+    @property
+    def mtp_num_layers(self) -> int | None: ...
 
 
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +51,8 @@ def refuse_unsupported(config: dict[str, Any], sizes: ParallelSizes) -> None:
     unsupported = {
         f"rope_type {rope_type!r} (known: {', '.join(ROPE_TYPES)})": rope_type not in ROPE_TYPES,
         f"hidden_act {config.get('hidden_act')!r} (known: silu)": config.get("hidden_act", "silu") != "silu",
-        "attention_bias": bool(config.get("attention_bias", False)),
+        "attention_bias": bool(config.get("attention_bias", False))
+        and not layout.family.has_query_key_value_biases(config),
         "mlp_bias": bool(config.get("mlp_bias", False)),
         "use_sliding_window": bool(config.get("use_sliding_window", False)),
         "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0,
@@ -61,15 +64,30 @@ def refuse_unsupported(config: dict[str, Any], sizes: ParallelSizes) -> None:
     if found:
         raise DataError(
             f"the model's config.json asks for what the trainer does not support: {'; '.join(found)}",
-            hint="use a Llama, Mistral or Qwen model without these settings",
+            hint="use a Llama, Mistral, Qwen or MiMo model without these settings",
         )
     if sizes.replays_routing and layout.experts is None:
         raise UsageError("routing replay is about experts, and the model has none", hint="drop it")
+    _refuse_prediction(layout, sizes)
     _refuse_indivisible(config, layout, sizes)
     if layout.experts is not None and sizes.tensor_model_parallel_size > 1 and not sizes.sequence_parallel:
         raise UsageError(
             "a model with experts is not split over tensor-parallel ranks unless its tokens are, too",
             hint="--sequence-parallel",
+        )
+
+
+def _refuse_prediction(layout: WeightLayout, sizes: ParallelSizes) -> None:
+    wanted, count = sizes.mtp_num_layers or 0, layout.prediction_count
+    if wanted > count:
+        raise UsageError(
+            f"mtp_num_layers {wanted} is more than the model's layers for multi-token prediction, {count}",
+            hint=f"mtp_num_layers = {count}" if count else "leave mtp_num_layers out, or use a MiMo model",
+        )
+    if wanted and layout.tie_word_embeddings and sizes.pipeline_model_parallel_size > 1:
+        raise UsageError(
+            "mtp_num_layers is not for a model of several pipeline stages whose embeddings are its output layer, too",
+            hint="pipeline_model_parallel_size = 1",
         )
 
 

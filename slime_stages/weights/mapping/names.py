@@ -9,10 +9,11 @@ from typing import Literal
 
 from slime_stages.errors import DataError
 
-Kind = Literal["replicated", "row", "column", "qkv", "gate_up"]
+Kind = Literal["replicated", "row", "column", "qkv", "gate_up", "halves_row"]
 """replicated: every tensor-parallel rank holds all of it. row, column: split along dimension 0 or 1.
 qkv: per key/value head its queries, its key, its value; split along dimension 0.
-gate_up: gate above up; each is split along dimension 0."""
+gate_up: gate above up; each is split along dimension 0.
+halves_row: a row whose left and right half have changed places."""
 
 Names = Mapping[str, tuple[tuple[str, ...], Kind]]
 """A Megatron parameter by its name within a layer, or within an expert: Hugging Face names in the order in which they
@@ -46,11 +47,23 @@ FUSED_NORMS = {
 TIED_OUTPUT_LAYER = "output_layer.weight"
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_PREDICTION_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(?:transformer_layer\.)?(.+)")
 _EXPERTS = (
     re.compile(r"mlp\.experts\.local_experts\.(?P<expert>\d+)\.(?P<name>linear_fc[12]\.weight)"),
     re.compile(r"mlp\.experts\.(?P<name>linear_fc[12]\.weight)(?P<expert>\d+)"),
 )
 """Experts one after the other, and Transformer Engine's grouped ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionNames:
+    """Of the layers for multi-token prediction (MTP), which have a transformer layer each."""
+
+    prefix: str
+    """Of a layer's Hugging Face names, with a place for its number."""
+
+    around: Names
+    """Beside what is in the transformer layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +86,20 @@ def weight_rule(
     *,
     layer_offset: int,
     expert_offset: int,
+    prediction: PredictionNames | None = None,
 ) -> WeightRule:
     """The rule of a Megatron parameter whose layers and experts are numbered on its rank: the offsets are those of the
     rank's first. Names of `experts` have a place for the expert's number."""
-    match = _LAYER.fullmatch(name)
-    if match is None and name in OUTSIDE_LAYERS:
+    if name in OUTSIDE_LAYERS:
         huggingface_names, kind = OUTSIDE_LAYERS[name]
         return WeightRule(huggingface_names=huggingface_names, kind=kind)
-    suffix = "" if match is None else FUSED_NORMS.get(match[2], match[2])
-    prefix = "" if match is None else f"model.layers.{int(match[1]) + layer_offset}."
+    prefix = suffix = ""
+    if (match := _LAYER.fullmatch(name)) is not None:
+        prefix, suffix = f"model.layers.{int(match[1]) + layer_offset}.", match[2]
+    elif prediction is not None and (match := _PREDICTION_LAYER.fullmatch(name)) is not None:
+        prefix, suffix = prediction.prefix.format(layer=match[1]), match[2]
+        inside_layers = {**inside_layers, **prediction.around}
+    suffix = FUSED_NORMS.get(suffix, suffix)
     if suffix in inside_layers:
         huggingface_names, kind = inside_layers[suffix]
         return WeightRule(huggingface_names=tuple(prefix + each for each in huggingface_names), kind=kind)

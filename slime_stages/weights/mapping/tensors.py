@@ -11,7 +11,7 @@ from torch import Tensor
 from slime_stages.weights.mapping.layout import WeightLayout
 from slime_stages.weights.mapping.names import Kind, WeightRule
 
-_SHARD_DIMENSION: dict[Kind, int] = {"row": 0, "column": 1, "qkv": 0, "gate_up": 0}
+_SHARD_DIMENSION: dict[Kind, int] = {"row": 0, "column": 1, "qkv": 0, "gate_up": 0, "halves_row": 0}
 
 
 def join_tensors(rule: WeightRule, tensors: Sequence[Tensor], layout: WeightLayout) -> Tensor:
@@ -19,6 +19,8 @@ def join_tensors(rule: WeightRule, tensors: Sequence[Tensor], layout: WeightLayo
     if rule.kind == "qkv":
         groups = layout.num_query_groups
         return torch.cat([each.reshape(groups, -1, *each.shape[1:]) for each in tensors], dim=1).flatten(0, 1)
+    if rule.kind == "halves_row":
+        return _with_halves_exchanged(tensors[0])
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim=0)
 
 
@@ -31,7 +33,14 @@ def split_tensor(rule: WeightRule, whole: Tensor, layout: WeightLayout) -> tuple
         return tuple(each.flatten(0, 1).contiguous() for each in torch.split(by_group, sizes, dim=1))
     if rule.kind == "gate_up":
         return tuple(each.contiguous() for each in whole.chunk(2, dim=0))
+    if rule.kind == "halves_row":
+        return (_with_halves_exchanged(whole),)
     return (whole,)
+
+
+def _with_halves_exchanged(matrix: Tensor) -> Tensor:
+    left, right = matrix.chunk(2, dim=1)
+    return torch.cat([right, left], dim=1)
 
 
 def cut_shard(rule: WeightRule, whole: Tensor, *, rank: int, size: int) -> Tensor:

@@ -23,9 +23,10 @@ import torch.distributed
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 
-from slime_stages.errors import SlimeStagesError
+from slime_stages.errors import DataError, SlimeStagesError
 from slime_stages.weights.checkpoints import MODEL, OPTIMIZER, iteration_folder, read_record, verify_checkpoint
 from slime_stages.weights.folders import new_temporary_folder, remove_dead_folders
+from slime_stages.weights.torch_dist import TorchDistReader
 from stages.train.megatron.async_writer import PARTS, Plan, PlanningStrategy, split_buckets
 from stages.train.megatron.optimizer_state import load_optimizer_state, sharded_optimizer_state
 from stages.train.megatron.pending_save import PendingSave, parallel_layout
@@ -92,6 +93,7 @@ def load(trainer: Trainable, folder: Path, iteration: int, *, with_optimizer: bo
 def load_folder(trainer: Trainable, checkpoint: Path, *, with_optimizer: bool) -> Restored:
     """The same for a checkpoint's own folder."""
     verify(checkpoint, part=OPTIMIZER if with_optimizer else MODEL)
+    _check_prediction_layers(trainer, checkpoint, is_continued=with_optimizer)
     record = read_record(checkpoint)
     models = _model_state(trainer)
     wanted = dict(models)
@@ -122,6 +124,18 @@ def verify(checkpoint: Path, *, part: str = OPTIMIZER) -> None:
     torch.distributed.all_gather_object(gathered, problem)
     if found := next((each for each in gathered if each is not None), None):
         raise found
+
+
+def _check_prediction_layers(trainer: Trainable, checkpoint: Path, *, is_continued: bool) -> None:
+    """A policy that goes on has as many as it was saved with: others would be lost. Copies of it may have fewer."""
+    wanted = next(iter(_chunks(trainer).values())).config.mtp_num_layers or 0
+    with TorchDistReader(checkpoint) as reader:
+        found = len({name.split(".")[2] for name in reader.names() if name.startswith("mtp.layers.")})
+    if wanted > found or (is_continued and wanted != found):
+        raise DataError(
+            f"{checkpoint} holds {found} layers for multi-token prediction, and mtp_num_layers asks for {wanted}",
+            hint=f"mtp_num_layers = {found}" if found else "leave mtp_num_layers out",
+        )
 
 
 def _load_generators(checkpoint: Path, layout: dict[str, int]) -> None:

@@ -55,6 +55,7 @@ def transformer_config(config: dict[str, Any], settings: TrainerSettings) -> Tra
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
+        "mtp_num_layers": settings.mtp_num_layers,
         # The loss arrives complete: with per-token loss and a count of zero Megatron divides it by nothing.
         "calculate_per_token_loss": True,
         # Weights come from a checkpoint. Initialisation must run all the same: it marks the sharded parameters.

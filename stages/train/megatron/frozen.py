@@ -12,6 +12,9 @@ from megatron.core import parallel_state
 from slime_stages.errors import UsageError
 from stages.train.megatron.settings import TrainerSettings
 
+PREDICTION_LAYERS = r"\bmtp\.layers\."
+"""Without a loss they have no gradient, but weight decay would change them."""
+
 
 def freeze_parameters(modules: Sequence[Any], settings: TrainerSettings) -> None:
     """Before the model is wrapped: what is not to be trained gets no gradient and no optimizer state.
@@ -19,6 +22,8 @@ def freeze_parameters(modules: Sequence[Any], settings: TrainerSettings) -> None
     All pipeline stages call it: a pattern may be for the parameters of one of them.
     """
     only, frozen = settings.only_train_params_name_list, settings.freeze_params_name_list
+    if settings.mtp_num_layers is not None and not settings.enable_mtp_training:
+        frozen = (*(frozen or ()), PREDICTION_LAYERS)
     if only is None and frozen is None:
         return
     own = []

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
 from stages.train.megatron.attention import PackedAttention, PackedRow
+from stages.train.megatron.mtp import PackedMtpLayer
 from stages.train.megatron.routing import RoutedLayer
 
 
@@ -47,6 +48,19 @@ def block_spec(config: Any, *, vp_stage: int | None) -> Any:
     if not is_fused:
         block.layer_norm = RMSNorm
     return block
+
+
+def mtp_spec(config: Any, block: Any, *, vp_stage: int | None) -> Any | None:
+    """The layers for multi-token prediction, each around one as the last of `block`; None where there are none."""
+    if config.mtp_num_layers is None:
+        return None
+    is_fused = has_transformer_engine()
+    spec = get_gpt_mtp_block_spec(config, block, use_transformer_engine=is_fused, vp_stage=vp_stage)
+    for layer in {id(each): each for each in spec.layer_specs}.values() if spec is not None else ():
+        layer.module = PackedMtpLayer
+        if not is_fused:
+            _use_plain_norms(layer.submodules, ("enorm", "hnorm", "layer_norm"))
+    return spec
 
 
 def _use_plain_norms(submodules: Any, names: tuple[str, ...]) -> None:

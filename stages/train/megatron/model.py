@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import Any, ClassVar, cast
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, scatter_to_sequence_parallel_region
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from torch import Tensor
 
 from slime_stages.errors import UsageError
@@ -22,7 +23,9 @@ from slime_stages.weights.mapping.tensors import Place, to_megatron
 from stages.train.megatron import parallel
 from stages.train.megatron.attention import PackedRow
 from stages.train.megatron.config import rotary_frequencies, transformer_config
-from stages.train.megatron.layers import block_spec
+from stages.train.megatron.layers import block_spec, mtp_spec
+from stages.train.megatron.mtp import MtpInput
+from stages.train.megatron.routing import rows_of_this_rank
 from stages.train.megatron.settings import TrainerSettings
 
 
@@ -39,7 +42,8 @@ _DEFAULT: ContextVar[_Chunk] = ContextVar("default_model")
 
 
 class PackedGPTModel(GPTModel):  # type: ignore[misc]
-    """Differs from `GPTModel` in two ways: positions are given, and logits are computed only where asked."""
+    """Differs from `GPTModel` in three ways: positions are given, logits are computed only where asked, and layers for
+    multi-token prediction (MTP) are told of each row what they see."""
 
     unread: ClassVar[frozenset[str]] = frozenset()
     """Parameters that no Hugging Face folder holds."""
@@ -53,8 +57,18 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
             # `forward` joins the tokens itself, before it chooses among them.
             self.output_layer.sequence_parallel, self.output_layer.allreduce_dgrad = False, True
 
-    def forward(self, tokens: Tensor, positions: Tensor, packed_row: PackedRow, logit_rows: Tensor) -> Tensor:
-        """Tokens [T] and positions [T] to logits [N, V / tp] at `logit_rows` [N]."""
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        packed_row: PackedRow,
+        logit_rows: Tensor,
+        mtp_inputs: Sequence[MtpInput] = (),
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Tokens [T] and positions [T] to logits [N, V / tp] at `logit_rows` [N].
+
+        With `mtp_inputs` also to those of each layer for multi-token prediction, [M, V / tp].
+        """
         hidden_states = self.embedding(tokens.unsqueeze(0), positions.unsqueeze(0)) if self.pre_process else None
         hidden_states = self.decoder(
             hidden_states=hidden_states,
@@ -64,10 +78,36 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
         )
         if not self.post_process:
             return cast(Tensor, hidden_states)
-        if self.config.sequence_parallel:
-            hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
+        hidden_states = self._joined(hidden_states)
         chosen = hidden_states.index_select(0, logit_rows).squeeze(1)
-        return chosen if self._defers_logits else self.logits(chosen)
+        output = chosen if self._defers_logits else self.logits(chosen)
+        return (output, *self._predictions(hidden_states, mtp_inputs)) if mtp_inputs else output
+
+    def _predictions(self, hidden_states: Tensor, inputs: Sequence[MtpInput]) -> Iterator[Tensor]:
+        """Nothing but the MTP layers themselves gets a gradient of them."""
+        for layer, given in zip(self.mtp.layers, inputs, strict=True):
+            seen = hidden_states.detach().index_select(0, given.sources)
+            if self.config.sequence_parallel:
+                seen = scatter_to_sequence_parallel_region(seen)
+            angles = self._rotary_angles(given.positions)
+            hidden_states = self._joined(
+                layer(seen, self._seen_embeddings(given), rotary_pos_emb=angles, row=given.packed_row)
+            )
+            chosen = hidden_states.index_select(0, given.logit_rows).squeeze(1)
+            yield chosen if self._defers_logits else self.mtp_logits(chosen)
+
+    @torch.no_grad()
+    def _seen_embeddings(self, given: MtpInput) -> Tensor:
+        """Zeros at a sample's first token, as SGLang has it."""
+        embeddings = self.embedding(given.tokens.unsqueeze(0), given.positions.unsqueeze(0))
+        positions = rows_of_this_rank(given.positions, is_split=self.config.sequence_parallel)
+        return cast(Tensor, embeddings.masked_fill(positions[:, None, None] == 0, 0.0))
+
+    def _joined(self, hidden_states: Tensor) -> Tensor:
+        """Of all tokens, where each tensor-parallel rank has a part of them."""
+        if not self.config.sequence_parallel:
+            return hidden_states
+        return cast(Tensor, gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False))
 
     def defer_logits(self) -> Callable[[Tensor], Tensor]:
         """Have `forward` give hidden states [N, H] from now on; returns what makes logits of them."""
@@ -77,8 +117,23 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[N, H] to [N, V / tp]."""
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        return self._logits(hidden_states, weight)
+
+    def mtp_logits(self, hidden_states: Tensor) -> Tensor:
+        """The same of an MTP layer's, without a gradient for the output layer."""
+        is_shared = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if is_shared else self.output_layer.weight
+        return self._logits(hidden_states, weight.detach())
+
+    def _logits(self, hidden_states: Tensor, weight: Tensor | None) -> Tensor:
         logits, _ = self.output_layer(hidden_states.to(self.config.params_dtype).unsqueeze(1), weight=weight)
         return cast(Tensor, logits.squeeze(1))
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> Any:
+        """Megatron's forgets to make the metadata that it reads where the MTP layers have embeddings of their own."""
+        return super().sharded_state_dict(prefix, sharded_offsets, ensure_metadata_has_dp_cp_group(metadata))
 
     def _rotary_angles(self, positions: Tensor) -> Tensor:
         """[T, 1, 1, head width]"""
@@ -133,10 +188,12 @@ def default_model(pre_process: bool, post_process: bool, *, kind: type[PackedGPT
     chunk = _DEFAULT.get()
     huggingface = read_huggingface_config(chunk.folder)
     config = transformer_config(huggingface, chunk.settings)
+    block = block_spec(config, vp_stage=chunk.vp_stage)
     return (kind or PackedGPTModel)(
         config,
         rotary_frequencies(huggingface).to(parallel.device()),
-        transformer_layer_spec=block_spec(config, vp_stage=chunk.vp_stage),
+        transformer_layer_spec=block,
+        mtp_block_spec=mtp_spec(config, block, vp_stage=chunk.vp_stage),
         vocab_size=huggingface["vocab_size"],
         max_sequence_length=huggingface["max_position_embeddings"],
         pre_process=pre_process,

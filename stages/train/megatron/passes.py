@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from stages.train.megatron import routing
 from stages.train.megatron.attention import place_row
+from stages.train.megatron.mtp import MtpInput
+from stages.train.megatron.mtp_rows import WEIGHT, MtpRow, mtp_rows
 from stages.train.megatron.packing import PackedMicroBatch, PackedSample, pack_samples
 from stages.train.megatron.routing import RowRouting
 from stages.train.megatron.share import RowShare, share_of
@@ -36,9 +39,26 @@ class Item:
     is_real: bool = True
     """False: in place of one, on a rank that has fewer than others."""
 
+    mtp: tuple[MtpItem, ...] = ()
+    """Its way through the layers for multi-token prediction, if they are to see it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MtpItem(Item):
+    """The row of one of these layers."""
+
+    sources: np.ndarray[Any, np.dtype[np.int64]] = field(repr=False)
+    """[T] as in `MtpRow`, padding included."""
+
+    output: Tensor | None = field(repr=False, default=None)
+    """What the layer gave for it, at the last stage."""
+
 
 FP8_MULTIPLE = 16
 """Rows that Transformer Engine multiplies in fp8 come in multiples of it."""
+
+Output = Tensor | tuple[Tensor, ...]
+"""Of a model: logits [M, V / tp], and behind them those of each layer for multi-token prediction that saw the item."""
 
 Finish = Callable[[Item, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 """From the logits [M, V / tp] of an item to its loss and whatever else is wanted of it, at the last stage."""
@@ -68,12 +88,17 @@ class Passes:
         finish: Finish,
         *,
         forward_only: bool,
+        mtp_count: int = 0,
     ) -> list[Mapping[str, Tensor]]:
         """What `finish` gave for each micro-batch, at the last pipeline stage; elsewhere nothing.
 
-        Gradients end up summed over the data-parallel ranks.
+        `mtp_count` layers for multi-token prediction see each of them, too. Gradients end up summed over the
+        data-parallel ranks.
         """
-        return self._run(lambda: map(self._item, micro_batches), len(micro_batches), finish, forward_only=forward_only)
+        make = partial(self._item, mtp_count=mtp_count)
+        return self._run(
+            lambda: map(make, micro_batches), len(micro_batches), finish, forward_only=forward_only, mtp_count=mtp_count
+        )
 
     @torch.no_grad()
     def record(self, micro_batches: Sequence[PackedMicroBatch], finish: Finish) -> tuple[list[Any], list[Any]]:
@@ -85,20 +110,26 @@ class Passes:
         return results, [self._written(item) for item in items]
 
     def _run(
-        self, items: Callable[[], Iterator[Item]], real_count: int, finish: Finish, *, forward_only: bool
+        self,
+        items: Callable[[], Iterator[Item]],
+        real_count: int,
+        finish: Finish,
+        *,
+        forward_only: bool,
+        mtp_count: int = 0,
     ) -> list[Mapping[str, Tensor]]:
         """`items` is called once a piece of the model: each works through all of them."""
         count = self._count_of_passes(real_count, forward_only=forward_only)
         if count == 0:
             return []
-        stand_in = replace(self._item(_smallest()), is_real=False)
+        stand_in = replace(self._item(_smallest(), mtp_count=mtp_count), is_real=False)
         no_tokens = torch.zeros((), dtype=torch.int, device=self._device)  # nothing is divided by them
 
-        def forward_step(iterator: Iterator[Item], model: Any) -> tuple[Tensor, Callable[..., Any]]:
+        def forward_step(iterator: Iterator[Item], model: Any) -> tuple[Output, Callable[..., Any]]:
             item = next(iterator)
 
-            def compute_loss(logits: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-                loss, results = finish(item, logits) if item.is_real else (logits.sum() * 0.0, {})
+            def compute_loss(output: Output) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+                loss, results = _finished(item, output, finish)
                 return loss, no_tokens, results
 
             return self._forward(model, item), compute_loss
@@ -132,7 +163,7 @@ class Passes:
         multiple = self._config.microbatch_group_size_per_vp_stage if len(self._chunks) > 1 else 1
         return -(-count // multiple) * multiple
 
-    def _item(self, micro_batch: PackedMicroBatch) -> Item:
+    def _item(self, micro_batch: PackedMicroBatch, *, mtp_count: int = 0) -> Item:
         group = parallel_state.get_context_parallel_group()
         share = share_of(micro_batch, rank=group.rank(), size=group.size(), multiple=self._multiple)
         given = None
@@ -140,18 +171,32 @@ class Passes:
             chosen = torch.from_numpy(micro_batch.routed_experts[share.rows])
             rows = chosen.reshape(len(chosen), self._config.num_layers, self._config.moe_router_topk)
             given = RowRouting(given=routing.rows_of_this_rank(rows, is_split=self._is_split).to(self._device))
-        return Item(micro_batch=micro_batch, share=share, routing=given)
+        mtp = tuple(map(self._mtp_item, mtp_rows(micro_batch, mtp_count))) if mtp_count else ()
+        return Item(micro_batch=micro_batch, share=share, routing=given, mtp=mtp)
 
-    def _forward(self, model: Any, item: Item) -> Tensor:
-        row = place_row(item.share, dtype=self._config.params_dtype, device=self._device)
-        row.routing = item.routing
-        output: Tensor = model(
-            tokens=self._place(item.micro_batch.tokens[item.share.rows]),
-            positions=self._place(item.micro_batch.positions[item.share.rows]),
-            packed_row=row,
-            logit_rows=self._place(item.share.logit_rows),
-        )
+    def _mtp_item(self, row: MtpRow) -> MtpItem:
+        share = share_of(row.packed, multiple=self._multiple)
+        return MtpItem(micro_batch=row.packed, share=share, routing=None, sources=row.sources[share.rows])
+
+    def _forward(self, model: Any, item: Item) -> Output:
+        placed = self._placed(item)
+        placed["packed_row"].routing = item.routing
+        if item.mtp:
+            sources = [self._place(each.sources) for each in item.mtp]
+            placed["mtp_inputs"] = [
+                MtpInput(**self._placed(each), sources=of) for each, of in zip(item.mtp, sources, strict=True)
+            ]
+        output: Output = model(**placed)
         return output
+
+    def _placed(self, item: Item) -> dict[str, Any]:
+        """What a row of tokens is to layers."""
+        return {
+            "tokens": self._place(item.micro_batch.tokens[item.share.rows]),
+            "positions": self._place(item.micro_batch.positions[item.share.rows]),
+            "packed_row": place_row(item.share, dtype=self._config.params_dtype, device=self._device),
+            "logit_rows": self._place(item.share.logit_rows),
+        }
 
     def _place(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -170,6 +215,16 @@ class Passes:
         whole[torch.from_numpy(item.share.rows[:real])] = here[:real]
         whole = routing.sum_over(whole, parallel_state.get_context_parallel_group())
         return whole.flatten(1).numpy().astype(np.int64)
+
+
+def _finished(item: Item, output: Output, finish: Finish) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """An item that stands in for one has a gradient of zero everywhere."""
+    logits, *further = output if isinstance(output, tuple) else (output,)
+    if not item.is_real:
+        return torch.stack([each.sum() * 0.0 for each in (logits, *further)]).sum(), {}
+    for layer, its_output in zip(item.mtp, further, strict=True):
+        layer.output = its_output
+    return finish(item, logits)
 
 
 def join_context(values: Tensor, item: Item) -> Tensor:
@@ -201,4 +256,5 @@ class _JoinContext(torch.autograd.Function):
 
 def _smallest() -> PackedMicroBatch:
     """For a rank without samples, so that it takes part in what all do."""
-    return pack_samples([PackedSample(tokens=np.zeros(2, np.int64), response_length=1)])
+    columns = {WEIGHT: np.zeros(1, np.float32)}
+    return pack_samples([PackedSample(tokens=np.zeros(2, np.int64), response_length=1, columns=columns)])

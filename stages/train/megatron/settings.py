@@ -81,6 +81,15 @@ class TrainerSettings:
     replays_routing: bool = False
     """Micro-batches say which experts their tokens go to."""
 
+    mtp_num_layers: int | None = None
+    """Layers for multi-token prediction; without any of the model's, they are in no memory and in no checkpoint."""
+
+    enable_mtp_training: bool = False
+    """They are trained; otherwise they stay as they are."""
+
+    mtp_loss_scaling_factor: float = 0.2
+    """What the mean of their losses is multiplied by."""
+
     megatron: Mapping[str, Any] = field(default_factory=dict)
     """Fields of Megatron-Core's own configs, which win over what is derived from the model and from these settings."""
 

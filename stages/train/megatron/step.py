@@ -79,6 +79,7 @@ class Trainer:
 
         from stages.train.megatron.frozen import freeze_parameters
         from stages.train.megatron.model import build_model, unwrapped
+        from stages.train.megatron.mtp_loss import MtpLoss
         from stages.train.megatron.optimizer import build_optimizer, build_scheduler
         from stages.train.megatron.passes import Passes
 
@@ -86,7 +87,9 @@ class Trainer:
         self.device = parallel.device()
         modules = build_model(folder, settings, self.device, load_weights=load_weights, provider=provider)
         freeze_parameters(modules, settings)
-        self._head = unwrapped(modules[-1]).defer_logits() if settings.log_probs_chunk_size > 0 else None
+        last = unwrapped(modules[-1])
+        self._head = last.defer_logits() if settings.log_probs_chunk_size > 0 else None
+        self._mtp_loss = MtpLoss(settings=settings, head=self._head and last.mtp_logits)
         self.config = modules[0].config
         self.chunks = _with_gradient_buckets(modules, settings)
         self.model: Any = self.chunks[0] if len(self.chunks) == 1 else self.chunks
@@ -187,7 +190,8 @@ class Trainer:
         self.optimizer.zero_grad()
         before()
         finish = self._loss(loss_function, None if on_logits else entropy)
-        parts = self._passes.run(micro_batches, finish, forward_only=False)
+        mtp_count = (self.settings.mtp_num_layers or 0) if self.settings.enable_mtp_training else 0
+        parts = self._passes.run(micro_batches, finish, forward_only=False, mtp_count=mtp_count)
         with torch.no_grad():
             parts += self._passes.run(forward_only, finish, forward_only=True)
         lr = float(self.optimizer.param_groups[0]["lr"])
@@ -206,7 +210,8 @@ class Trainer:
             else:
                 scores = self._token_scores(item, output, entropy)
                 loss, metrics = loss_function(item.micro_batch, scores["log_probs"], scores.get("entropies"))
-            return loss, {"loss": loss.detach(), **metrics}
+            total, of_mtp = self._mtp_loss.added_to(loss, item)
+            return total, {"loss": loss.detach(), **metrics, **of_mtp}
 
         return finish
 

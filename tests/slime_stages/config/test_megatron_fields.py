@@ -27,6 +27,7 @@ def test_an_unknown_field_is_refused_with_the_one_that_is_meant() -> None:
     ("name", "hint"),
     [
         ("context_parallel_size", "--context-parallel-size"),
+        ("mtp_num_layers", "--mtp-num-layers"),
         ("num_layers", "remove --megatron-num-layers"),
         ("moe_aux_loss_coeff", "remove --megatron-moe-aux-loss-coeff"),
     ],

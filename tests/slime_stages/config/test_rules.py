@@ -69,6 +69,20 @@ from tests.slime_stages.config.settings import resolved
             {"use_routing_replay": True, "disable_compute_advantages_and_returns": True, "loss_type": "sft_loss"},
             "replays the experts of the pass for old log-probs, which this loss does without",
         ),
+        ({"enable_mtp_training": True}, "trains layers that are not loaded"),
+        (
+            {"mtp_num_layers": 1, "enable_mtp_training": True, "actor_num_nodes": 2, "context_parallel_size": 2},
+            "needs all tokens of a sample in one process",
+        ),
+        (
+            {
+                "mtp_num_layers": 1,
+                "actor_num_nodes": 2,
+                "pipeline_model_parallel_size": 2,
+                "megatron": {"overlap_grad_reduce": True},
+            },
+            "which overlap_grad_reduce would wait for",
+        ),
         ({"recompute_method": "block"}, "is read only with recompute_granularity = full"),
         ({"recompute_modules": ("moe",)}, "is read only with recompute_granularity = selective"),
         (

@@ -142,6 +142,13 @@ def test_the_prompts_of_a_run_cannot_change(run: RunDir, settings: dict[str, Any
         change_config(run, other, allowed=True)
 
 
+def test_which_layers_a_checkpoint_holds_cannot_change(run: RunDir, settings: dict[str, Any]) -> None:
+    other = resolved(**settings, mtp_num_layers=1).config
+
+    with pytest.raises(UsageError, match=r"train\.mtp_num_layers cannot change within a run"):
+        change_config(run, other, allowed=True)
+
+
 def test_plans_cut_positions_into_contiguous_shards_and_count_on(run: RunDir) -> None:
     first, second = ensure_plan(run, 0), ensure_plan(run, 1)
 

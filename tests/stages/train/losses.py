@@ -44,6 +44,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "ppo": {"advantage_estimator": "ppo", "lambd": 0.9, "num_steps_per_rollout": 2},
     "sft": {"loss_type": "sft_loss"},
     "off-policy": {"num_steps_per_rollout": 4},
+    "mtp": {"mtp_num_layers": 2, "enable_mtp_training": True},
 }
 
 
@@ -61,15 +62,18 @@ LAYOUTS = {
     **dict.fromkeys(("gspo", "entropy"), ("data", "tensor", "context")),
     "ppo": ("data", "tensor", "pipeline"),
     "grpo": tuple(SPLITS),
+    "mtp": ("data", "tensor", "sequence", "pipeline"),
 }
 """Those where something is different for the loss."""
 
 
-MODELS = {"qwen3": 2, "qwen3_moe": 2, "mistral": 4}
+MODELS = {"qwen3": 2, "qwen3_moe": 2, "mistral": 4, "mimo": 2}
 """Layers of each."""
 
 
-def model_of(layout: str) -> str:
+def model_of(loss: str, layout: str = "data") -> str:
+    if loss == "mtp":
+        return "mimo"
     return {"expert": "qwen3_moe", "virtual": "mistral"}.get(layout, "qwen3")
 
 
@@ -84,10 +88,10 @@ def main(models: Path, output: Path) -> None:
     for layout, flags in SPLITS.items():
         leave_groups()
         for name, loss in LOSSES.items():
-            packed = {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 32}
-            config = settings(**loss, **flags, **packed, actor_num_gpus_per_node=2)
             if layout in LAYOUTS[name]:
-                found[f"{name}-{layout}"] = measured(train(models / model_of(layout), config)[1])
+                packed = {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 32}
+                config = settings(**loss, **flags, **packed, actor_num_gpus_per_node=2)
+                found[f"{name}-{layout}"] = measured(train(models / model_of(name, layout), config)[1])
     if distributed.get_rank() == 0:
         output.write_text(json.dumps(found))
     distributed.destroy_process_group()

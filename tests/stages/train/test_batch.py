@@ -113,6 +113,8 @@ def test_only_samples_with_a_loss_term_other_than_zero_need_a_backward_pass() ->
 
     assert needs_backward(data.batch, settings()).tolist() == [True, True, False, False]
     assert needs_backward(data.batch, settings(entropy_coef=0.01)).tolist() == [True] * 4
+    predicting = settings(mtp_num_layers=1, enable_mtp_training=True)
+    assert needs_backward(data.batch, predicting).tolist() == [True] * 4
 
 
 def test_every_rollout_weighs_the_same_however_long_it_is() -> None:

@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_step_does_not_depend_on_how_its_samples_are_split(models: Path, loss: str) -> None:
     splits = ({"micro_batch_size": 1}, *SPLITS)
-    one, *others = [train(models / "qwen3", settings(**LOSSES[loss], **split))[1] for split in splits]
+    one, *others = [train(models / model_of(loss), settings(**LOSSES[loss], **split))[1] for split in splits]
 
     assert all(result.updated for result in one.results)
     for other in others:
@@ -61,7 +61,7 @@ def on_two_ranks(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 @pytest.mark.parametrize(("loss", "layout"), [(loss, layout) for loss, each in LAYOUTS.items() for layout in each])
 @pytest.mark.slow
 def test_two_processes_take_the_step_of_one(models: Path, on_two_ranks: dict[str, Any], loss: str, layout: str) -> None:
-    alone = measured(train(models / model_of(layout), settings(**LOSSES[loss]))[1])
+    alone = measured(train(models / model_of(loss, layout), settings(**LOSSES[loss]))[1])
 
     together = on_two_ranks[f"{loss}-{layout}"]
 

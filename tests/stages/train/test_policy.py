@@ -54,6 +54,15 @@ def test_a_critic_has_settings_of_its_own_from_a_file_that_is_read_once(tmp_path
     assert config.digest(["optimizer"]) != resolved(lr=1e-5).config.digest(["optimizer"])
 
 
+def test_layers_for_prediction_are_the_policy_s_alone() -> None:
+    config = resolved(advantage_estimator="ppo", mtp_num_layers=1, enable_mtp_training=True).config
+
+    actor, critic = (trainer_settings(config, role) for role in ("actor", "critic"))
+
+    assert (actor.mtp_num_layers, actor.enable_mtp_training) == (1, True)
+    assert (critic.mtp_num_layers, critic.enable_mtp_training) == (None, False)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -58,6 +58,29 @@ def test_a_split_that_the_model_does_not_allow_is_refused_with_the_numbers(sizes
         refuse_unsupported(config(), Train(**sizes))
 
 
+MIMO = {"model_type": "mimo", "attention_bias": True, "num_nextn_predict_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "says"),
+    [
+        ({}, {"mtp_num_layers": 1}, "is more than the model's layers for multi-token prediction, 0"),
+        (MIMO, {"mtp_num_layers": 2}, "mtp_num_layers 2 is more than the model's layers for multi-token prediction, 1"),
+        (
+            {**MIMO, "tie_word_embeddings": True},
+            {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2},
+            "several pipeline stages whose embeddings are its output layer",
+        ),
+    ],
+)
+def test_layers_for_prediction_that_the_model_has_not_are_refused(
+    changes: dict[str, Any], sizes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        refuse_unsupported(config(**changes), Train(**sizes))
+    refuse_unsupported(config(**MIMO), Train(mtp_num_layers=1, pipeline_model_parallel_size=2))
+
+
 def test_stages_of_different_length_need_not_divide_the_layers() -> None:
     refuse_unsupported(config(), Train(pipeline_model_parallel_size=3, decoder_first_pipeline_num_layers=2))
 

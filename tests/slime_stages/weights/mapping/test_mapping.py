@@ -83,6 +83,49 @@ def test_an_output_layer_that_is_the_embeddings_is_read_from_them() -> None:
     assert untied.rule("output_layer.weight").huggingface_names == ("lm_head.weight",)
 
 
+MIMO = {
+    "model_type": "mimo",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 1,
+    "num_nextn_predict_layers": 2,
+}
+
+
+def test_a_layer_for_prediction_has_megatron_s_embedding_on_the_other_side() -> None:
+    layout, name = weight_layout(MIMO), "mtp.layers.1.eh_proj.weight"
+    read = {"model.mtp_layers.1.input_proj.weight": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])}
+
+    shards = [to_megatron(name, read.__getitem__, layout, Place(tensor_rank=rank, tensor_size=2)) for rank in (0, 1)]
+
+    assert [shard.tolist() for shard in shards] == [[[3, 4, 1, 2]], [[7, 8, 5, 6]]]
+    assert {key: value.tolist() for key, value in to_huggingface(name, shards, layout)} == {
+        "model.mtp_layers.1.input_proj.weight": [[1, 2, 3, 4], [5, 6, 7, 8]]
+    }
+
+
+@pytest.mark.parametrize(
+    ("inside", "names"),
+    [
+        ("enorm.weight", ["token_layernorm.weight"]),
+        ("hnorm.weight", ["hidden_layernorm.weight"]),
+        ("final_layernorm.weight", ["final_layernorm.weight"]),
+        ("transformer_layer.self_attention.linear_qkv.bias", [f"self_attn.{x}_proj.bias" for x in "qkv"]),
+        ("transformer_layer.mlp.linear_fc1.layer_norm_weight", ["post_attention_layernorm.weight"]),
+    ],
+)
+def test_what_is_in_a_layer_for_prediction_keeps_the_layer_s_own_number(inside: str, names: list[str]) -> None:
+    rule = weight_layout(MIMO).rule(f"mtp.layers.1.{inside}", layer_offset=12)
+
+    assert list(rule.huggingface_names) == [f"model.mtp_layers.1.{name}" for name in names]
+
+
+def test_a_family_without_layers_for_prediction_knows_none() -> None:
+    with pytest.raises(DataError, match=r"mtp\.layers\.0\.enorm\.weight"):
+        weight_layout({**MIMO, "model_type": "qwen2"}).rule("mtp.layers.0.enorm.weight")
+
+
 MIXTURE = {
     "model_type": "qwen2_moe",
     "num_hidden_layers": 4,
@@ -148,7 +191,7 @@ def test_an_unsupported_model_type_is_refused_with_the_list(tmp_path: Path) -> N
 
     assert "'gpt2'" in error.value.message
     assert error.value.hint is not None
-    assert "llama, mistral, qwen2, qwen2_moe, qwen3, qwen3_moe" in error.value.hint
+    assert "llama, mimo, mistral, qwen2, qwen2_moe, qwen3, qwen3_moe" in error.value.hint
 
 
 def test_tensors_are_read_from_the_files_that_the_index_lists(tmp_path: Path) -> None:

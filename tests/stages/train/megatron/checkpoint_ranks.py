@@ -24,6 +24,13 @@ TENSOR_PARALLEL = replace(SETTINGS, tensor_model_parallel_size=2)
 PIPELINE_PARALLEL = replace(SETTINGS, pipeline_model_parallel_size=2)
 DISTRIBUTED_OPTIMIZER = replace(SETTINGS, use_distributed_optimizer=True, megatron=OVERLAPPED)
 """With many buckets, and padding behind them."""
+MTP = replace(SETTINGS, mtp_num_layers=2, enable_mtp_training=True)
+MTP_LAYOUTS = {
+    "tensor-parallel": replace(MTP, tensor_model_parallel_size=2, sequence_parallel=True),
+    "pipeline-parallel": replace(MTP, pipeline_model_parallel_size=2),
+    "overlapped": replace(MTP, use_distributed_optimizer=True, megatron={"overlap_grad_reduce": True}),
+}
+"""Layers for multi-token prediction where something else about them is special."""
 
 
 def train(trainer: Trainer, steps: range) -> None:
@@ -94,6 +101,10 @@ def main(action: str, model: Path, output: Path) -> None:
         save_and_resume(model, output, "distributed-optimizer", DISTRIBUTED_OPTIMIZER)
         save_and_resume(model, output, "tensor-parallel", TENSOR_PARALLEL)
         reshard(model, output)
+        distributed.destroy_process_group()
+    elif action == "mtp":
+        for name, settings in MTP_LAYOUTS.items():
+            save_and_resume(model, output, name, settings)
         distributed.destroy_process_group()
     elif action == "resume":
         resume(model, output)

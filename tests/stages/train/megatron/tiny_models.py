@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from slime_stages.weights.mapping.families import families
+from slime_stages.weights.mapping.layout import read_huggingface_config
+from slime_stages.weights.verify import read_as
 from stages.train.megatron.packing import Nuclei, PackedMicroBatch, PackedSample
 from stages.train.megatron.settings import TrainerSettings
 
@@ -40,6 +45,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": LLAMA_ROPE, "tie_word_embeddings": True},
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"tie_word_embeddings": True, "head_dim": 16},
+    "mimo": {"tie_word_embeddings": False},
     "mistral": {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
         "tie_word_embeddings": False,
@@ -57,6 +63,8 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 """Tied embeddings and own ones, Llama 3's and linear rotary scaling, biases, query/key norms; experts whose weights
 sum to 1 or do not, in all layers or beside dense ones and with an expert that all tokens go to."""
 
+PREDICTION_LAYERS = 2
+"""Of a tiny MiMo."""
 
 MODELS = tuple(DIFFERENCES)
 MIXTURES = tuple(kind for kind in MODELS if kind.endswith("_moe"))
@@ -77,20 +85,44 @@ def save_tiny_model(kind: str, folder: Path, *, layers: int = 2) -> Path:
         "attn_implementation": "eager",
         "rope_parameters": ROPE,
     }
-    config = transformers.AutoConfig.for_model(kind, **shape | DIFFERENCES[kind])
+    known = families()[kind].read_as or kind
+    config = transformers.AutoConfig.for_model(known, **shape | DIFFERENCES[kind])
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
+    if kind == "mimo":
+        add_prediction_layers(folder, PREDICTION_LAYERS)
     return folder
 
 
+def add_prediction_layers(folder: Path, count: int) -> None:
+    """Make a Qwen 2 a MiMo: with layers like its others, and around each what the layers for prediction have."""
+    tensors = load_file(folder / "model.safetensors")
+    width = tensors["model.norm.weight"].shape[0]
+    for layer in range(count):
+        added = {
+            name.removeprefix("model.layers.0."): tensor for name, tensor in tensors.items() if ".layers.0." in name
+        }
+        added |= {f"{name}_layernorm.weight": torch.ones(width) for name in ("token", "hidden", "final")}
+        added |= {"input_proj.weight": 0.2 * torch.randn(width, 2 * width)}
+        for name, tensor in added.items():
+            tensors[f"model.mtp_layers.{layer}.{name}"] = tensor + 0.1 * torch.randn_like(tensor)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": count}
+    config |= {"auto_map": {"AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}, "attention_bias": True}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def load_transformers_model(folder: Path) -> Any:
+    """Without layers for multi-token prediction, which transformers does not know."""
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    how = {"attn_implementation": "eager", "dtype": torch.float32, **read_as(read_huggingface_config(folder))}
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, **how)
 
 
 def one_by_one(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
