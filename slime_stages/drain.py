@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Before a time limit, at a preemption, by a person. SIGCONT, which comes along, needs no handler."""
+INTERRUPT = signal.SIGINT
+"""Ctrl-C, likewise; once more, it breaks off what the first one has begun to end."""
+HEEDED = (*SIGNALS, INTERRUPT)
 
 
 class Drained(KeyboardInterrupt):
@@ -39,6 +42,9 @@ class _Drain:
     reason: str | None = None
     is_delivered: bool = False
     """Somebody knows: nothing is raised any more."""
+    is_unwinding: bool = False
+    """`Drained` was raised, and whoever it passes ends what is theirs."""
+    interrupts: int = 0
     held: int = 0
     """Depth of `uninterrupted` blocks."""
     listener: Callable[[], object] | None = None
@@ -53,12 +59,17 @@ _drain = _Drain()
 
 
 def install_drain() -> None:
-    """Turn the first of `SIGNALS` into a `Drained` in the main thread. Forks get the handlers from before."""
+    """Turn the first of `SIGNALS`, or Ctrl-C, into a `Drained` in the main thread. Forks get the handlers from before.
+
+    A second Ctrl-C is a KeyboardInterrupt, but where signals are listened to. One that was blocked until now comes now.
+    """
     if _drain.handlers or threading.current_thread() is not threading.main_thread():
         return
-    for number in SIGNALS:
-        _drain.handlers[number] = signal.signal(number, _on_signal)
+    for number in HEEDED:
+        if number != INTERRUPT or signal.getsignal(number) is not signal.SIG_IGN:  # as in a shell's background
+            _drain.handlers[number] = signal.signal(number, _on_signal)
     atexit.register(_keep_exit_code)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED)
 
 
 def drain_reason() -> str | None:
@@ -103,8 +114,7 @@ def uninterrupted(*, last: bool = False) -> Iterator[None]:
     finally:
         _drain.held -= 1
     if _drain.reason and not _drain.is_delivered and not _drain.held:
-        _drain.is_delivered = True
-        raise Drained(_drain.reason)
+        _raise(_drain.reason)
 
 
 @contextmanager
@@ -121,17 +131,26 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     if _drain.is_disregarded:
         return
     _drain.reason = _drain.reason or signal.Signals(number).name
+    _drain.interrupts += number == INTERRUPT
     if _drain.listener is not None:
         _drain.is_delivered = True
         _drain.listener()
-    elif not _drain.is_delivered and not _drain.held:
-        _drain.is_delivered = True
-        raise Drained(_drain.reason)
+    elif _drain.held:
+        return
+    elif not _drain.is_delivered:
+        _raise(_drain.reason)
+    elif _drain.is_unwinding and number == INTERRUPT and _drain.interrupts > 1:
+        raise KeyboardInterrupt
+
+
+def _raise(reason: str) -> NoReturn:
+    _drain.is_delivered = _drain.is_unwinding = True
+    raise Drained(reason)
 
 
 def _keep_exit_code() -> None:
     """What this process exits with is settled, but an interpreter that takes itself down lets go of its handlers."""
-    for number in SIGNALS:
+    for number in HEEDED:
         if signal.getsignal(number) is _on_signal:
             signal.signal(number, signal.SIG_IGN)
 

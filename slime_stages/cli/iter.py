@@ -113,12 +113,14 @@ def stay(run: RunDir, *, drive: bool, follow: bool) -> None:
 def run_here(run: RunDir, iterations: range, *, accept_stale: bool) -> None:
     """The iterations on this machine, with a progress bar, and a summary at the end."""
     from slime_stages.cli.display import LoopDisplay, print_summary
+    from slime_stages.drain import install_drain
     from slime_stages.launch.iterate import iterate
     from slime_stages.launch.local import LocalExecutor
 
     if not iterations:
         print(f"{run.root} has no iterations yet\n\nhint: slime-stages iter --run {run.root} --n 1", file=sys.stderr)
         return
+    install_drain()
     with LoopDisplay(iterations) as display, LocalExecutor(on_progress=display.on_progress) as executor:
         iterate(
             run,

@@ -18,7 +18,7 @@ from typer.main import get_command
 from slime_stages import __version__
 from slime_stages.cli.options import CLICK_USAGE_ERROR
 from slime_stages.drain import Drained
-from slime_stages.errors import SlimeStagesError
+from slime_stages.errors import RetryableError, SlimeStagesError
 
 COMMANDS = {
     "init": ("slime_stages.cli.init:command", "Start a run: check its config and freeze it in a folder."),
@@ -47,7 +47,6 @@ COMMANDS = {
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
-EXIT_DRAINED = 75
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_OUR_FAULT = 70
@@ -61,19 +60,22 @@ class LazyGroup(TyperGroup):
         return name, load_command(name) if name else command, rest
 
     def make_context(self, *arguments: Any, **extra: Any) -> Any:
-        with broken_pipes_told_apart():
+        with ends_told_apart():
             return super().make_context(*arguments, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        with broken_pipes_told_apart():
+        with ends_told_apart():
             return super().invoke(ctx)
 
 
 @contextmanager
-def broken_pipes_told_apart() -> Iterator[None]:
-    """Typer takes any broken pipe for a closed stdout, and would end without a word where an engine hung up."""
+def ends_told_apart() -> Iterator[None]:
+    """Typer takes any broken pipe for a closed stdout, also where an engine hung up, and ends at a drain without a word
+    as at any KeyboardInterrupt."""
     try:
         yield
+    except Drained as drained:
+        raise RetryableError(drained.message) from drained
     except BrokenPipeError as error:
         if _reader_is_gone():
             raise typer.Exit(EXIT_BROKEN_PIPE) from error
@@ -120,8 +122,6 @@ def main(arguments: list[str] | None = None) -> int:
     except CLICK_USAGE_ERROR as error:
         return _fail_usage(error)
     except (KeyboardInterrupt, typer.Abort) as error:
-        if isinstance(error.__cause__, Drained):
-            return _fail(error.__cause__.message, None, EXIT_DRAINED)
         return _fail_ours() if isinstance(error.__cause__, EOFError) else EXIT_INTERRUPTED
     except Exception:
         return _fail_ours()

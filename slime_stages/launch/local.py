@@ -14,10 +14,11 @@ from typing import IO, Any, Self
 
 import orjson
 
+from slime_stages.drain import Drained, drain_reason, uninterrupted
 from slime_stages.errors import InternalError
 from slime_stages.launch.run_stage import PASSIVE_WAIT, StageResult
 from slime_stages.progress import PIPE_VARIABLE
-from slime_stages.stage import BACKGROUND_VARIABLE, StageCall
+from slime_stages.stage import BACKGROUND_VARIABLE, StageCall, say
 
 WRITE_OUT_SECONDS = 600.0
 
@@ -31,22 +32,45 @@ class LocalExecutor:
         self._answers: IO[bytes] | None = None
 
     def run(self, call: StageCall) -> StageResult:
-        """Run one call to its end. A stage that died is a result with its exit code, not an exception."""
+        """Run one call to its end. A stage that died is a result with its exit code, not an exception.
+
+        A signal is the stage's to end by: `Drained` only once it is through, if it was done before it knew.
+        """
+        assert self._process is not None
+        is_sent = False
+        try:
+            with uninterrupted():
+                self._send(call)
+                is_sent = True
+            return self._answer()
+        except Drained:
+            if not is_sent:
+                raise
+            say(f"{call.title} is told to end, which takes some seconds; Ctrl-C again breaks it off")
+            self._process.terminate()  # for a signal that came to this process alone
+            result = self._answer()
+            if result.exit_code:
+                return result
+            raise
+
+    def _send(self, call: StageCall) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        assert self._answers is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it is gone, and gives no answer either
             self._process.stdin.write(call.to_json().encode() + b"\n")
             self._process.stdin.flush()
-            answer = self._answers.readline()
-        except BrokenPipeError:
-            answer = b""
-        if not answer:
-            code = self._process.wait()
-            raise InternalError(
-                f"the process that runs the stages ended with {code}", hint="python -m slime_stages.launch.preload 1 0"
-            )
-        return StageResult(**orjson.loads(answer))
+
+    def _answer(self) -> StageResult:
+        assert self._process is not None
+        assert self._answers is not None
+        if answer := self._answers.readline():
+            return StageResult(**orjson.loads(answer))
+        code = self._process.wait()
+        if reason := drain_reason():
+            raise Drained(reason)  # it was told as well, before it knew what to do with it
+        raise InternalError(
+            f"the process that runs the stages ended with {code}", hint="python -m slime_stages.launch.preload 1 0"
+        )
 
     def __enter__(self) -> Self:
         answers, their_answers = os.pipe()

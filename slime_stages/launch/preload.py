@@ -2,6 +2,7 @@
 
 Reads one JSON object a line from stdin, writes one a line to the descriptor in argv[1]. It runs no numerics itself, so
 that a fork finds no threads of a math library. It dies with the program that started it, and its children with it.
+A signal to end is its children's: the one at work, and all that follow.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import importlib
 import os
 import signal
 import sys
+
+from slime_stages.drain import HEEDED, SIGNALS, begin_drain
 
 MODULES = (
     "slime_stages.launch.run_stage",
@@ -34,9 +37,11 @@ def die_with_parent(parent: int) -> None:
 def main() -> None:
     answers = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
     die_with_parent(int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the child too, which answers it
+    for number in SIGNALS:
+        signal.signal(number, _pass_on)
     for module in MODULES:
         importlib.import_module(module)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the child too, which answers it
     for line in sys.stdin:
         answers.write(_forked(line) + b"\n")
     for child in _busy:
@@ -45,6 +50,16 @@ def main() -> None:
 
 _busy: list[int] = []
 """Children that have answered and may still be writing what the next stage need not wait for."""
+_at_work: list[int] = []
+"""The child that has not answered yet."""
+_told: list[str] = []
+"""Names of the signals that came."""
+
+
+def _pass_on(number: int, frame: object) -> None:
+    _told.append(signal.Signals(number).name)
+    for child in _at_work:
+        os.kill(child, number)
 
 
 def _forked(line: str) -> bytes:
@@ -55,13 +70,17 @@ def _forked(line: str) -> bytes:
 
     reader, writer = os.pipe()
     parent = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)  # here until one can be passed on, there until it can be heeded
     child = os.fork()
     if child == 0:
         os.close(reader)
         _child(line, writer, parent)
+    _at_work.append(child)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         answer = pipe.read()
+    _at_work.clear()
     if answer:
         _busy.append(child)
         return answer
@@ -76,6 +95,10 @@ def _child(line: str, writer: int, parent: int) -> None:
     from slime_stages.stage import StageCall, finish_deferred
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    if _told:
+        begin_drain(_told[0])
     die_with_parent(parent)
     # What the stage forks to finish writing must not hold the answer's pipe open.
     unanswered = [writer]

@@ -49,8 +49,8 @@ def run_stage(call: StageCall) -> Path:
     RetryableError if a signal ended it, or if something failed after one: helpers get the signals of a job as well.
     """
     os.environ.setdefault(*PASSIVE_WAIT)
-    install_drain()
     try:
+        install_drain()
         if reason := drain_reason():
             raise Drained(reason)
         path = load_function(PROGRAMS[program_of(call.stage)])(call)
@@ -74,7 +74,7 @@ def _command(call: StageCall) -> str:
 def result_of(call: StageCall) -> StageResult:
     """The same, with every error turned into an exit code and a message. Unexpected ones also print their trace.
 
-    75 after a signal that drains, 130 after Ctrl-C.
+    75 after a signal that drains, as Ctrl-C does; 130 after a second Ctrl-C that broke this off.
     """
     try:
         return StageResult(exit_code=0, manifest=str(run_stage(call)))

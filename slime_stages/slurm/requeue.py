@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from math import inf
 
-from slime_stages.drain import SIGNALS, drain_reason, made_progress
+from slime_stages.drain import INTERRUPT, SIGNALS, drain_reason, made_progress
 from slime_stages.errors import SlimeStagesError
 from slime_stages.lineage import journal_of, shard_manifest_path
 from slime_stages.run.rundir import RunDir
@@ -50,7 +50,7 @@ def requeue_self() -> bool:
 def is_worth_requeue() -> bool:
     """Whether this process was drained, and either left something to go on from or was stopped for somebody else."""
     reason = drain_reason()
-    if reason is None:
+    if reason in (None, INTERRUPT.name):  # who presses Ctrl-C wants it to end
         return False
     end = job_end_time()
     is_warning = end is not None and end - time.time() < NEAR_END_SECONDS

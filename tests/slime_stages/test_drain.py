@@ -32,7 +32,7 @@ def run(script: str) -> list[str]:
     return [*done.stdout.splitlines(), *done.stderr.splitlines()[-1:], str(done.returncode)]
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT"])
 def test_a_signal_ends_the_work_with_its_reason(name: str) -> None:
     said = run(f"""
         print(drain_reason())
@@ -63,6 +63,64 @@ def test_it_is_raised_once_and_the_first_reason_stays() -> None:
     """)
 
     assert said == ["SIGTERM", "0"]
+
+
+def test_a_second_ctrl_c_breaks_off_what_the_first_has_begun_to_end() -> None:
+    said = run("""
+        try:
+            try:
+                send(signal.SIGINT)
+            except Drained:
+                send()
+                print("ending")
+                send(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            print(type(error).__name__, drain_reason())
+    """)
+
+    assert said == ["ending", "KeyboardInterrupt SIGINT", "0"]
+
+
+def test_after_the_last_write_ctrl_c_says_nothing_however_often() -> None:
+    said = run("""
+        with uninterrupted(last=True):
+            pass
+        for _ in range(3):
+            send(signal.SIGINT)
+        print("committed", drain_reason())
+    """)
+
+    assert said == ["committed SIGINT", "0"]
+
+
+def test_a_signal_that_was_blocked_comes_once_it_is_heeded() -> None:
+    said = run("""
+        child = os.fork()
+        if child == 0:
+            signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
+            send(signal.SIGINT)
+            try:
+                install_drain()
+            except Drained:
+                os._exit(75)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """)
+
+    assert said == ["75", "0"]
+
+
+def test_what_runs_in_a_shells_background_ignores_ctrl_c_as_before() -> None:
+    said = run("""
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            install_drain()
+            send(signal.SIGINT)
+            os._exit(0 if drain_reason() is None else 1)
+        print(os.waitpid(child, 0)[1])
+    """)
+
+    assert said == ["0", "0"]
 
 
 def test_a_handler_of_exceptions_lets_it_pass() -> None:

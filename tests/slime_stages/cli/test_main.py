@@ -11,6 +11,7 @@ import pytest
 
 from slime_stages import __version__
 from slime_stages.cli import main as cli
+from slime_stages.drain import Drained
 from slime_stages.errors import DataError
 
 HEAVY = ("torch", "pyarrow", "submitit", "pydantic", "numpy", "rich", "transformers", "slime_stages.config")
@@ -59,6 +60,7 @@ def test_an_error_of_ours_is_a_message_a_hint_and_its_code(
         (EOFError("torn"), 70, "EOFError: torn"),
         (BrokenPipeError("engine hung up"), 70, "a connection broke: engine hung up"),
         (KeyboardInterrupt(), 130, ""),
+        (Drained("SIGINT"), 75, "error: drained (SIGINT): what is committed stays, the same command does the rest"),
     ],
 )
 def test_what_nobody_expected_shows_where_it_happened(

@@ -145,6 +145,7 @@ def test_a_drained_job_goes_back_into_the_queue_under_its_id(
         ("SIGUSR2", 1, 100, True),
         ("the job ends at 12:00:00", 0, 100, False),
         ("the job ends at 12:00:00", 1, 100, True),
+        ("SIGINT", 1, 7200, False),  # somebody wants it to end
     ],
 )
 def test_a_job_that_would_get_no_further_is_left_to_the_chain(
