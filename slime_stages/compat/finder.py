@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from slime_stages.compat.names import NAMES
+from slime_stages.compat.names import ABSENT, NAMES
 
 ROOT = "slime"
 
@@ -89,7 +89,9 @@ def _unknown(fullname: str) -> ImportError:
     """Without a `name`, or Python would take it for a submodule that need not be there."""
     parent, _, name = fullname.rpartition(".")
     offered = ", ".join(_offered(parent)) if parent in module_names() else "nothing"
+    reasons = [reason for module, reason in ABSENT.items() if f"{fullname}.".startswith(f"{ROOT}.{module}.")]
     return ModuleNotFoundError(
         f"slime is not installed, and slime-stages has no `{name}` of `{parent}`; it has {offered}. "
-        "docs/plug-ins.md lists all; ask for what a plug-in of yours needs in an issue of slime-stages"
+        + "".join(f"{reason}. " for reason in reasons)
+        + "docs/plug-ins.md lists all; ask for what a plug-in of yours needs in an issue of slime-stages"
     )

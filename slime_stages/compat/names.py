@@ -51,9 +51,13 @@ _TRACES = _of(
     "slime_stages.trace.spans",
     "build_sglang_meta_trace_attrs trace_event trace_function trace_next_attempt trace_span",
 )
+_SAMPLE_METRICS = _of("stages.rollout.slime_names", "compute_metrics_from_samples compute_perf_metrics_from_samples")
 _ADDRESSES = _of(f"{HERE}.http", "get_current_node_ip get_free_port")
 
 _TRAINER = "stages.train.slime_names"
+_LOGITS = "stages.train.slime_losses"
+_CONTEXT_PARALLEL = _of(_TRAINER, "all_gather_with_cp get_sum_of_sample_mean slice_log_prob_with_cp")
+_KL_AND_CLIP = _of(_TRAINER, "compute_approx_kl compute_policy_loss")
 _AGENT = "slime_stages.agent"
 _ADAPTERS = _of(f"{_AGENT}.adapters", "AnthropicAdapter BaseAdapter OpenAIAdapter")
 _HARNESS = _of(f"{_AGENT}.harness.base", "BaseHarness HarnessContext")
@@ -76,10 +80,20 @@ NAMES: dict[str, dict[str, str]] = {
     | _of(f"{_AGENT}.sandbox.detached", "exec_and_wait")
     | _of(f"{_AGENT}.harness.base", "ensure_agent_user"),
     "agent.trajectory": _of(f"{_AGENT}.trajectory", "TrajectoryManager TurnRecord"),
-    "backends.megatron_utils.cp_utils": _of(_TRAINER, "all_gather_with_cp slice_log_prob_with_cp"),
+    "backends.megatron_utils.cp_utils": _CONTEXT_PARALLEL,
+    "backends.megatron_utils.loss": _CONTEXT_PARALLEL
+    | _KL_AND_CLIP
+    | _of(_TRAINER, "icepop_function vanilla_tis_function")
+    | _of(
+        _LOGITS,
+        "get_log_probs_and_entropy get_responses get_rollout_top_p_logprob_kwargs policy_loss_function "
+        "sft_loss_function",
+    ),
     "observability.metric_utils": _METRICS,
+    "observability.rollout_metrics": _SAMPLE_METRICS,
     "observability.trace_utils": _TRACES,
     "observability.logging_utils": _of(f"{HERE}.logging", "configure_logger finish_tracking init_tracking log"),
+    "ray.rollout": _SAMPLE_METRICS,
     "rollout.base_types": _of("slime_stages.generation.functions", "RolloutFnTrainOutput RolloutFnEvalOutput")
     | _of(f"{HERE}.rollout_loop", "apply_rollout_sample_filter call_rollout_fn")
     | {"iter_samples": "slime_stages.generation.functions:flat"},
@@ -119,7 +133,13 @@ NAMES: dict[str, dict[str, str]] = {
     "utils.misc": _ADDRESSES
     | _of("slime_stages.plugins", "load_function")
     | _of(f"{HERE}.singletons", "SingletonMeta"),
-    "utils.ppo_utils": _of(_TRAINER, "compute_approx_kl compute_policy_loss"),
+    "utils.ppo_utils": _KL_AND_CLIP
+    | _of(
+        _TRAINER,
+        "compute_cispo_loss compute_gspo_kl get_advantages_and_returns get_advantages_and_returns_batch "
+        "get_grpo_returns get_reinforce_plus_plus_baseline_advantages get_reinforce_plus_plus_returns",
+    )
+    | _of(_LOGITS, "calculate_log_probs_and_entropy compute_entropy_from_logits compute_log_probs"),
     "utils.processing_utils": _of(
         f"{HERE}.processing",
         "build_processor_kwargs encode_image_for_rollout_engine load_processor load_tokenizer process_vision_info",
@@ -130,3 +150,12 @@ NAMES: dict[str, dict[str, str]] = {
     | {"RolloutBatch": "builtins:dict"},
 }
 """slime's module → its name → ours."""
+
+ABSENT: dict[str, str] = {
+    "backends": "the trainer is none of slime's; functions that it calls are in docs/training.md",
+    "ray": "nothing runs in Ray here: stages are programs that read and write files",
+    "utils.arguments": "settings are those of the run, which functions get as `args`; see --custom-config-path",
+    "utils.distributed_utils": "the trainer is none of slime's; functions that it calls are in docs/training.md",
+    "utils.wandb_utils": "`slime.utils.logging_utils.log` tells whatever follows the run",
+}
+"""slime's module → why there is nothing to put in its place, where names of it are asked for that we lack."""

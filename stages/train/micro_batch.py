@@ -103,6 +103,9 @@ def sample_table(batch: TrainBatch, positions: Sequence[int], device: torch.devi
     for name in LOG_PROBS:
         if (rows := getattr(batch, name)) is not None:
             table[name] = [_tensor(rows[p], np.float32, device) for p in positions]
+    if batch.nuclei is not None:
+        table["rollout_top_p_token_ids"] = [batch.nuclei[p].ids.tolist() for p in positions]
+        table["rollout_top_p_token_offsets"] = [batch.nuclei[p].offsets.tolist() for p in positions]
     return table | {name: [values[p] for p in positions] for name, values in batch.columns.items() if name not in table}
 
 

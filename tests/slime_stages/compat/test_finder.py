@@ -51,8 +51,22 @@ def test_a_sample_is_the_same_class_with_its_status_inside() -> None:
 def test_a_name_that_is_missing_says_what_there_is_and_where_to_ask() -> None:
     with pytest.raises(ImportError, match=r"no `Box` of `slime.utils.misc`; it has SingletonMeta, .* issue"):
         exec("from slime.utils.misc import Box")
-    with pytest.raises(ImportError, match="no `ray` of `slime`; it has agent, backends, observability, rollout, utils"):
-        exec("import slime.ray.rollout")
+    with pytest.raises(ImportError, match=r"no `router` of `slime`; it has agent, .*, ray, rollout, utils"):
+        exec("import slime.router.router")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("from slime.ray.rollout import RolloutManager", "nothing runs in Ray here"),
+        ("import slime.backends.megatron_utils.actor", "the trainer is none of slime's"),
+        ("from slime.utils.arguments import parse_args", "settings are those of the run"),
+        ("from slime.utils.wandb_utils import init_wandb_primary", "`slime.utils.logging_utils.log` tells whatever"),
+    ],
+)
+def test_what_has_no_counterpart_says_what_is_in_its_place(line: str, reason: str) -> None:
+    with pytest.raises(ImportError, match=reason):
+        exec(line)
 
 
 def test_a_plug_in_may_try_for_a_name_and_do_without() -> None:
@@ -76,7 +90,7 @@ def test_a_plug_in_that_needs_more_is_refused_with_what_it_needs(
     (tmp_path / "needs_more.py").write_text("from slime.ray.rollout import RolloutManager\ndef f(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(UsageError, match=r"`needs_more.f` cannot be imported: .*no `ray` of `slime`"):
+    with pytest.raises(UsageError, match=r"`needs_more.f` cannot be imported: .*no `RolloutManager`"):
         load_function("needs_more.f")
 
 

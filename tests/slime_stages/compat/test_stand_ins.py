@@ -21,7 +21,8 @@ from slime_stages.compat.processing import load_tokenizer
 from slime_stages.compat.sample_hooks import apply_rollout_sample_hooks
 from slime_stages.compat.singletons import SingletonMeta
 from slime_stages.generation.filters import DynamicFilterOutput
-from slime_stages.sample import Sample
+from slime_stages.sample import Sample, Status
+from stages.rollout.slime_names import compute_metrics_from_samples, compute_perf_metrics_from_samples
 from tests.slime_stages.config.settings import resolved
 
 
@@ -83,6 +84,29 @@ def test_numbers_are_summed_up_as_slime_sums_them_up() -> None:
     assert metrics.dict_add_prefix({"a": 1}, "x/") == {"x/a": 1}
     assert metrics.has_repetition("again " * 3000)
     assert not metrics.has_repetition("again " * 30)
+
+
+def test_numbers_of_samples_have_the_keys_that_slime_logs_them_under(args: Any) -> None:
+    args.rollout_num_gpus = 2
+    lengths, rewards = [4, 2, 3, 3], [1.0, 1.0, 0.0, 0.5]
+    samples = [
+        Sample(group_index=index // 2, reward=reward, response_length=length, tokens=[7] * 9)
+        for index, (length, reward) in enumerate(zip(lengths, rewards, strict=True))
+    ]
+    samples[0].status, samples[0].loss_mask, samples[0].non_generation_time = Status.TRUNCATED, [1, 1, 0, 0], 2.0
+
+    found = compute_metrics_from_samples(args, samples)
+    speed = compute_perf_metrics_from_samples(args, samples, 6.0)
+
+    assert (found["response_len/mean"], found["response_len/max"]) == (2.5, 3.0)  # what a tool wrote is left out
+    assert (found["truncated_ratio"], found["repetition_frac"]) == (0.25, 0.0)
+    assert {key: value for key, value in found.items() if "zero_std" in key} == {"zero_std/count_1.0": 1.0}
+    assert speed["tokens_per_gpu_per_sec"] == pytest.approx(1.0)
+    assert speed["effective_tokens_per_gpu_per_sec"] == pytest.approx(10 / 12)
+    assert speed["longest_sample_tokens_per_sec"] == pytest.approx(4 / 6)
+    assert speed["longest_sample_tokens_per_sec_without_non_generation"] == pytest.approx(1.0)
+    assert speed["non_generation_time/max"] == 2.0
+    assert compute_perf_metrics_from_samples(args, samples, None) == {}
 
 
 def test_masks_are_those_of_the_trainer(tiny_model: Path) -> None:

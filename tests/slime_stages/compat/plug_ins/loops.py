@@ -1,6 +1,7 @@
 """A rollout function around slime's own, a data source, filters and a log function, as they are written for slime."""
 
 import slime.utils.logging_utils as logging_utils
+from slime.ray.rollout import compute_metrics_from_samples, compute_perf_metrics_from_samples
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
@@ -57,6 +58,8 @@ class Reversed(RolloutDataSourceWithBuffer):
 def log_rollout(rollout_id, args, samples, rollout_extra_metrics, rollout_time):
     numbers = compute_statistics([sample.effective_response_length for sample in samples])
     log_dict = {**(rollout_extra_metrics or {}), **dict_add_prefix(numbers, "own/length/")}
+    log_dict |= dict_add_prefix(compute_metrics_from_samples(args, samples), "rollout/")
+    log_dict |= dict_add_prefix(compute_perf_metrics_from_samples(args, samples, rollout_time), "perf/")
     log_dict["rollout/step"] = compute_rollout_step(args, rollout_id)
     logging_utils.log(args, log_dict, step_key="rollout/step")
     return True
