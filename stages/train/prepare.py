@@ -200,7 +200,8 @@ class Preparation:
         if self.batch.teacher_log_probs is None:
             raise DataError(
                 "use_opd asks for a teacher's log-probs, and no sample has any",
-                hint="fill sample.teacher_log_probs in --custom-generate-function-path, or --opd-type megatron",
+                hint="--rollout-sample-hook-path slime_stages.compat.distillation.ask_teacher for a teacher in "
+                "--sglang-config; fill sample.teacher_log_probs yourself; or --opd-type megatron",
             )
         return {p: self.batch.teacher_log_probs[p] for p in self.positions}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slime_stages.compat import http
-from slime_stages.compat.distillation import post_process_rewards, reward_func
+from slime_stages.compat.distillation import ask_teacher, post_process_rewards, reward_func
 from slime_stages.errors import DataError, UsageError
 from slime_stages.rewards.scoring import Scorer
 from slime_stages.sample import Sample, Status
@@ -77,3 +77,5 @@ def test_what_a_teacher_says_is_kept_whole_for_the_function_that_makes_rewards_o
 async def test_a_teacher_has_to_be_named() -> None:
     with pytest.raises(UsageError, match="no teacher is named"):
         await reward_func(SimpleNamespace(rm_url=None), Sample(index=0))
+    with pytest.raises(UsageError, match="no model of sglang_config is named teacher"):
+        await ask_teacher(SimpleNamespace(sglang_model_routers={"actor": ("127.0.0.1", 1)}), Sample(index=0))
