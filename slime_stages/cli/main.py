@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from slime_stages import __version__
 from slime_stages.cli.options import CLICK_USAGE_ERROR
-from slime_stages.drain import Drained
+from slime_stages.drain import Drained, drain_reason
 from slime_stages.errors import RetryableError, SlimeStagesError
 
 COMMANDS = {
@@ -123,8 +123,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail_usage(error)
     except (KeyboardInterrupt, typer.Abort) as error:
         return _fail_ours() if isinstance(error.__cause__, EOFError) else EXIT_INTERRUPTED
-    except Exception:
-        return _fail_ours()
+    except Exception as error:
+        if (reason := drain_reason()) is None:
+            return _fail_ours()
+        # A signal may come anywhere, amid a library's import too, which then fails in its own words.
+        return _fail(f"drained ({reason}): {type(error).__name__}: {error}", None, RetryableError.exit_code)
 
 
 def _fail(message: str, hint: str | None, exit_code: int) -> int:

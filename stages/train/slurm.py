@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slime_stages.config.sections.train import Train
-from slime_stages.errors import UsageError
+from slime_stages.errors import RetryableError, UsageError
 from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall
 from stages.train.ranks import MEETING_SECONDS, Ranks
 
 FOLDER = ".tasks"
 """Below the iteration's train folder: where the tasks of a job meet."""
+ENDED_WITH_THE_FIRST = 1
+"""Lower than any other code that is not 0."""
 
 
 def slurm_ranks(call: StageCall, environment: Mapping[str, str] = os.environ) -> Ranks | None:
@@ -43,6 +45,15 @@ def task_count(environment: Mapping[str, str] = os.environ) -> int:
     In a batch script SLURM_NTASKS is what srun would start.
     """
     return int(environment["SLURM_NTASKS"]) if "SLURM_STEP_ID" in environment else 1
+
+
+def exit_code_of_task(code: int, environment: Mapping[str, str] = os.environ) -> int:
+    """What this process ends with; `srun` ends with the highest code of its tasks, and the first one's is to count.
+
+    The others may be drained only because the first one has ended, before they knew of it.
+    """
+    is_other = task_count(environment) > 1 and environment["SLURM_PROCID"] != "0"
+    return ENDED_WITH_THE_FIRST if is_other and code == RetryableError.exit_code else code
 
 
 def own_name(environment: Mapping[str, str] = os.environ) -> str:

@@ -75,6 +75,19 @@ def test_what_nobody_expected_shows_where_it_happened(
     assert text in capsys.readouterr().err
 
 
+def test_what_fails_after_a_signal_to_end_is_no_fault_of_anybody(
+    pretend: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command() -> None:
+        raise AttributeError("partially initialized module")
+
+    pretend.command = command  # type: ignore[attr-defined]
+    monkeypatch.setattr(cli, "drain_reason", lambda: "SIGTERM")
+
+    assert cli.main(["status"]) == 75
+    assert capsys.readouterr().err == "error: drained (SIGTERM): AttributeError: partially initialized module\n"
+
+
 def test_a_command_may_choose_its_exit_code(pretend: ModuleType) -> None:
     import typer
 

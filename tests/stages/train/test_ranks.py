@@ -17,7 +17,7 @@ from slime_stages.run.manifest import read_manifest
 from slime_stages.run.rundir import RunDir
 from slime_stages.stage import StageCall
 from slime_stages.weights.partial import saved_steps
-from stages.train.slurm import check_process_count, own_name, slurm_ranks, task_count
+from stages.train.slurm import check_process_count, exit_code_of_task, own_name, slurm_ranks, task_count
 from tests.e2e.runs import copy_run, leftovers
 from tests.stages.train.attempts import KILL, TERM, Attempt, outcome, outcomes
 from tests.stages.train.small_runs import run_to_train
@@ -191,6 +191,26 @@ def test_one_process_of_a_config_for_two_nodes_says_what_to_write_into_the_batch
 
     assert str(error.value.hint).startswith("#SBATCH --nodes=2 and #SBATCH --ntasks-per-node=2 in sbatch/train.sbatch")
     check_process_count(Train(actor_num_gpus_per_node=2), {})
+
+
+@pytest.mark.parametrize(
+    ("tasks", "task", "code", "own"),
+    [
+        ("4", "0", 75, 75),
+        (
+            "4",
+            "3",
+            75,
+            1,
+        ),  # drained before it met the first one, which may have ended with any code: srun's is the highest
+        ("4", "3", 70, 70),
+        ("1", "0", 75, 75),
+    ],
+)
+def test_of_drained_tasks_the_first_one_says_what_the_job_ends_with(tasks: str, task: str, code: int, own: int) -> None:
+    environment = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": tasks, "SLURM_PROCID": task}
+
+    assert exit_code_of_task(code, environment) == own
 
 
 def test_several_processes_on_this_machine_are_drained_with_the_one_that_started_them(
