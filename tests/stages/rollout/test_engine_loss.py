@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -48,7 +49,8 @@ def rollout(run: RunDir, log: Path) -> subprocess.Popen[bytes]:
 def engines_of(process: subprocess.Popen[bytes]) -> Iterator[psutil.Process]:
     """The servers below the guards of a rollout."""
     for guard in psutil.Process(process.pid).children():
-        yield from (child for child in guard.children() if "sglang.launch_server" in " ".join(child.cmdline()))
+        with suppress(psutil.NoSuchProcess):  # a helper that has ended meanwhile
+            yield from [child for child in guard.children() if "sglang.launch_server" in " ".join(child.cmdline())]
 
 
 def request_count(engine: psutil.Process) -> int:
