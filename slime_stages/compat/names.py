@@ -151,11 +151,12 @@ NAMES: dict[str, dict[str, str]] = {
 }
 """slime's module → its name → ours."""
 
+_OTHER_TRAINER = "the trainer is none of slime's; functions that it calls are in docs/training.md"
 ABSENT: dict[str, str] = {
-    "backends": "the trainer is none of slime's; functions that it calls are in docs/training.md",
+    "backends": _OTHER_TRAINER,
     "ray": "nothing runs in Ray here: stages are programs that read and write files",
     "utils.arguments": "settings are those of the run, which functions get as `args`; see --custom-config-path",
-    "utils.distributed_utils": "the trainer is none of slime's; functions that it calls are in docs/training.md",
+    "utils.distributed_utils": _OTHER_TRAINER,
     "utils.wandb_utils": "`slime.utils.logging_utils.log` tells whatever follows the run",
 }
 """slime's module → why there is nothing to put in its place, where names of it are asked for that we lack."""

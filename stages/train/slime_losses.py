@@ -23,6 +23,7 @@ from stages.train.algorithm.ratios import exp_log_ratio
 from stages.train.megatron.log_probs import entropies_of, keep_nuclei, log_probs_of, scale_logits
 from stages.train.megatron.packing import Nuclei
 from stages.train.micro_batch import TokenView
+from stages.train.replay import NUCLEUS_COLUMNS
 
 Reducer = Callable[[Tensor], Tensor]
 Losses = tuple[Tensor, dict[str, Tensor]]
@@ -79,8 +80,7 @@ def get_log_probs_and_entropy(
 
 def get_rollout_top_p_logprob_kwargs(args: Any, batch: dict[str, Any]) -> dict[str, Any]:
     """What `get_log_probs_and_entropy` needs of the tokens that samples were drawn from; empty for all of them."""
-    names = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
-    return {name.removeprefix("rollout_"): batch[name] for name in names if name in batch}
+    return {name.removeprefix("rollout_"): batch[name] for name in NUCLEUS_COLUMNS if name in batch}
 
 
 def compute_log_probs(logits: Tensor, tokens: Tensor, process_group: Any = None) -> Tensor:
