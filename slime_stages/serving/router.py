@@ -23,6 +23,7 @@ from slime_stages.serving.process import OwnedServer, free_port
 
 POLL_SECONDS = 0.1
 WORKER_READY_SECONDS = 120.0
+WORKER_REMOVED_SECONDS = 30.0
 
 PATIENT_FLAGS: Mapping[str, object] = {
     "disable_worker_overload_protection": True,
@@ -84,10 +85,16 @@ class RouterHandle(HttpHandle):
         raise RetryableError(f"the router {self.url} does not take the engine {url}: it is {status}")
 
     def remove(self, url: str) -> None:
-        """Send an engine nothing more; unknown ones are no error."""
+        """Have an engine get nothing more; returns once it does not, unknown ones are no error."""
         worker = self.workers().get(url.rstrip("/"))
-        if worker is not None:
-            self.call("DELETE", f"/workers/{worker['id']}")
+        if worker is None:
+            return
+        self.call("DELETE", f"/workers/{worker['id']}")
+        deadline = time.monotonic() + WORKER_REMOVED_SECONDS  # the router only writes it down, and does it when it can
+        while (worker := self.workers().get(url.rstrip("/"))) and worker["status"] == "ready":
+            if time.monotonic() > deadline:
+                raise RetryableError(f"the router {self.url} keeps the engine {url}, which it was told to remove")
+            time.sleep(POLL_SECONDS)
 
 
 class Router(OwnedServer, RouterHandle):

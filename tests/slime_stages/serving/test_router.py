@@ -9,13 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from slime_stages.errors import UsageError
 from slime_stages.serving.client import EngineClient
-from slime_stages.serving.router import Router, RouterOptions
+from slime_stages.serving.router import Router, RouterHandle, RouterOptions
 from tests.slime_stages.serving.fake_engine import FakeEngine, serving
 
 OWNER = """
@@ -111,6 +112,32 @@ def test_an_engine_that_comes_back_at_once_is_taken_again(engines: list[FakeEngi
         router.add(engines[0].url)
 
         assert [worker["status"] for worker in router.workers().values()] == ["ready"]
+
+
+def test_an_engine_that_the_router_has_yet_to_remove_is_not_taken_for_one_that_is_back() -> None:
+    """The router answers a removal at once, and starts on it when its queue allows."""
+    url = "http://127.0.0.1:1"
+    coming = {"DELETE": ["ready", "ready", "draining", "draining", ""], "POST": ["pending", "ready"]}
+
+    class BusyRouter(RouterHandle):
+        def __init__(self) -> None:
+            super().__init__("http://127.0.0.1:2")
+            self.statuses = ["ready"]
+
+        def call(self, method: str, path: str, body: object = None, **_: object) -> Any:
+            if method != "GET":
+                self.statuses = coming[method].copy()
+                return None
+            status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+            return {"workers": [{"id": "1", "url": url, "status": status}] if status else []}
+
+    router = BusyRouter()
+
+    router.remove(url)
+    assert router.workers()[url]["status"] == "draining"
+
+    router.add(url)
+    assert router.statuses == ["ready"]
 
 
 def test_the_router_comes_back_at_its_old_address(tmp_path: Path) -> None:
