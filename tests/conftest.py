@@ -14,6 +14,7 @@ import pytest
 from slime_stages.serving.engine import Engine
 from tests.e2e.stage_calls import Forker
 from tests.fixtures.tiny_model import make_tiny_model, make_tiny_prompts
+from tests.fixtures.verbs import verbs_folders
 
 # As engines and stages run: threads sleep while they wait, and MKL gives the same bits with any number of them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -53,6 +54,14 @@ def tiny_engine(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> I
     """A real server of the tiny model, as version 0. Who loads other weights brings it back to these."""
     with Engine(tiny_model, "0", log=tmp_path_factory.mktemp("engine") / "engine.log") as engine:
         yield engine
+
+
+@pytest.fixture
+def verbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that start here may work in pairs."""
+    folders = [*map(str, verbs_folders()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    if folders:
+        monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join(folders))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import Any
 from slime_stages.config import Config
 from slime_stages.errors import DataError, UsageError
 from slime_stages.serving.handle import EngineHandle
-from slime_stages.serving.layout import DEFAULT_MODEL, GENERATING, GroupLayout, ModelLayout
+from slime_stages.serving.layout import DEFAULT_MODEL, GENERATING, GroupLayout, ModelLayout, refuse_replay_from_pairs
 from slime_stages.serving.options import router_options
 from slime_stages.serving.router import Router
 from slime_stages.serving.served import Served
@@ -59,6 +59,8 @@ def probe_all(addresses: Sequence[str], config: Config) -> list[ExternalEngine]:
             f"the external engines are {', '.join(sorted(kinds))}: they cannot answer a request together",
             hint="name engines of both kinds in --rollout-external-engine-addrs",
         )
+    if "prefill" in kinds:
+        refuse_replay_from_pairs(config)
     for engine in engines:
         for name, wanted in config.serving.sglang.items():
             if name in engine.info and engine.info[name] != wanted:

@@ -38,6 +38,12 @@ SEEDED_CPU_FLAGS: Mapping[str, object] = {
 }
 """With the stand-in kernels: a sample is a function of its prompt and `sampling_seed`, whatever runs beside it."""
 
+APART_CPU_FLAGS: Mapping[str, object] = {
+    "disaggregation_transfer_backend": "mooncake_tcp",
+    "disable_overlap_schedule": True,
+}
+"""For engines that compute prompts or decode: caches go over TCP, and the overlap would wait for events of a GPU."""
+
 PIL_FLAGS: Mapping[str, object] = {"disable_fast_image_processor": True}
 """With the stand-in for torchvision, which has names alone: images are made ready without it."""
 
@@ -128,8 +134,9 @@ def _defaults(options: EngineOptions, installation: Installation) -> dict[str, o
     if not options.on_cpu:
         return {}
     seeded = SEEDED_CPU_FLAGS if _lacks_kernels(installation) else {}
+    apart = APART_CPU_FLAGS if "disaggregation_mode" in options.layout else {}
     images = PIL_FLAGS if _lacks_torchvision(installation) else {}
-    return {**CPU_FLAGS, **seeded, **images}
+    return {**CPU_FLAGS, **seeded, **apart, **images}
 
 
 def _cpu_environment(options: EngineOptions, model: Path) -> dict[str, str]:

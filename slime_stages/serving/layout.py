@@ -87,7 +87,19 @@ def layout_of(config: Config, devices: Sequence[str]) -> Layout:
             hint="ask for more in sbatch/rollout.sbatch (serve.sbatch for `serve`), or lower it",
         )
     warnings = [words for model in models for words in _warnings(model, config)]
-    return Layout(models=tuple(_placed(models, config)), devices=tuple(devices), warnings=tuple(warnings))
+    placed = tuple(_placed(models, config))
+    if any(model.is_disaggregated and model.model_path is None for model in placed):
+        refuse_replay_from_pairs(config)
+    return Layout(models=placed, devices=tuple(devices), warnings=tuple(warnings))
+
+
+def refuse_replay_from_pairs(config: Config) -> None:
+    """UsageError if training would take a prompt's experts from an engine that has not computed the prompt."""
+    if config.train.use_rollout_routing_replay:
+        raise UsageError(
+            "use_rollout_routing_replay: engines that only decode tell experts of prompts that they never computed",
+            hint="leave out --prefill-num-servers and groups of prefill and decode, or take --use-routing-replay",
+        )
 
 
 def _gpu_count(config: Config, visible: int) -> int:

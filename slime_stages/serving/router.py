@@ -31,6 +31,9 @@ PATIENT_FLAGS: Mapping[str, object] = {
 }
 """Defaults for rollouts: they fill every engine's queue on purpose, and one answer may take minutes."""
 
+PAIR_FLAGS: Mapping[str, object] = {"disable_retries": True}
+"""Defaults with two engines a request: one still has it when the other fails, and refuses it under the same id."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
@@ -137,7 +140,8 @@ def router_command(options: RouterOptions, port: int) -> list[str]:
     """
     python = options.python if inspect_installation(options.python).router_flags else OWN_PYTHON
     installation = inspect_installation(python)
-    defaults = {"request_timeout_secs": options.request_timeout_seconds, **PATIENT_FLAGS}
+    pairs = PAIR_FLAGS if options.is_disaggregated else {}
+    defaults = {"request_timeout_secs": options.request_timeout_seconds, **PATIENT_FLAGS, **pairs}
     owned = {
         "host": options.host,
         "port": port,

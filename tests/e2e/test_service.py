@@ -11,7 +11,6 @@ import pytest
 from slime_stages.data.sample_table import read_samples
 from slime_stages.run.rundir import RunDir
 from slime_stages.serving.engine import Engine
-from slime_stages.serving.handle import EngineHandle
 from slime_stages.serving.registry import SERVICE
 from slime_stages.weights.record import engine_label
 from tests.e2e.runs import new_run
@@ -28,18 +27,22 @@ def versions(run: RunDir, iteration: int) -> set[tuple[str, ...]]:
 
 
 def engine_logs(run: RunDir) -> list[str]:
-    return [path.name for path in run.log_path("x").parent.glob("engine-*.log")]
+    """Names, without those of routers."""
+    names = [path.name for path in run.log_path("x").parent.glob("engine-*.log")]
+    return [name for name in names if "-router-" not in name]
 
 
+@pytest.mark.parametrize(("settings", "engine_count"), [({}, 1), ({"prefill_num_servers": 1}, 2)])
+@pytest.mark.usefixtures("verbs")
 def test_two_iterations_on_the_engines_of_serve_which_leave_no_process_behind(
-    tiny_model: Path, tiny_prompts: Path, tmp_path: Path
+    settings: dict[str, object], engine_count: int, tiny_model: Path, tiny_prompts: Path, tmp_path: Path
 ) -> None:
-    run = new_run(tmp_path / "run", tiny_model, tiny_prompts, engine=None, serving_mode="service")
+    run = new_run(tmp_path / "run", tiny_model, tiny_prompts, engine=None, serving_mode="service", **settings)
     log = tmp_path / "serve.log"
 
     with service(run, log) as (process, record):
         done = shell(f"slime-stages iter --run {run.root} --n 2")
-        version = EngineHandle(record.url).version()
+        newest = {handle.version() for handle in record.handles()}
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         code = process.wait(60)
@@ -47,8 +50,8 @@ def test_two_iterations_on_the_engines_of_serve_which_leave_no_process_behind(
 
     assert done.returncode == 0, done.stderr
     assert [versions(run, iteration) for iteration in (0, 1)] == [{("0",)}, {("1",)}]
-    assert version == engine_label(run.weights_path(2), 2)  # sync has given them the newest
-    assert [name.startswith(f"engine-{SERVICE}-") for name in engine_logs(run)] == [True]
+    assert newest == {engine_label(run.weights_path(2), 2)}  # sync has given them the newest
+    assert [name.startswith(f"engine-{SERVICE}-") for name in engine_logs(run)] == [True] * engine_count
     assert (code, alive, list(run.engines_path.iterdir())) == (0, [], []), log.read_text()
 
 

@@ -22,6 +22,7 @@ from slime_stages.stage import read_run_plan
 from slime_stages.weights.record import engine_label
 from tests.e2e.runs import leftovers, new_run
 from tests.e2e.test_pipeline import ENVIRONMENT, PROGRAM, shell
+from tests.e2e.test_service import engine_logs
 from tests.e2e.test_streaming import SETTINGS, samples_of
 from tests.slime_stages.launch.test_serve import service
 from tests.stages.rollout.test_engine_loss import engines_of, request_count
@@ -60,10 +61,13 @@ def served_versions(record: EngineRecord) -> set[str]:
     return {handle.version() for handle in record.handles()}
 
 
+@pytest.mark.parametrize(("more", "engine_count"), [({}, 1), ({"prefill_num_servers": 1}, 2)])
+@pytest.mark.usefixtures("verbs")
 def test_a_chain_streams_on_the_engines_of_serve_whose_weights_change_under_it(
-    tiny_model: Path, tiny_prompts: Path, tmp_path: Path
+    more: dict[str, object], engine_count: int, tiny_model: Path, tiny_prompts: Path, tmp_path: Path
 ) -> None:
-    run = new_run(tmp_path / "run", tiny_model, tiny_prompts, engine=None, serving_mode="service", **SETTINGS)
+    settings = {**SETTINGS, "serving_mode": "service", **more}
+    run = new_run(tmp_path / "run", tiny_model, tiny_prompts, engine=None, **settings)
 
     with service(run, tmp_path / "serve.log") as (_, record):
         done = shell(f"slime-stages iter --run {run.root} --n 4")
@@ -74,7 +78,7 @@ def test_a_chain_streams_on_the_engines_of_serve_whose_weights_change_under_it(
     kept = checked_samples(run, 5)
     assert versions == {engine_label(run.weights_path(5), 5)}
     assert any(SPANS_KEY in sample.metadata for sample in kept)
-    assert [path.name.startswith("engine-service-") for path in run.log_path("x").parent.glob("engine-*")] == [True]
+    assert [name.startswith("engine-service-") for name in engine_logs(run)] == [True] * engine_count
 
 
 def test_of_two_engines_under_a_stream_one_dies_and_nothing_is_lost_or_doubled(

@@ -44,6 +44,16 @@ def test_engines_that_cannot_answer_together_are_refused() -> None:
         probe_all([address(engine)], config_of())
 
 
+def test_experts_of_a_prompt_are_not_taken_from_external_engines_that_only_decode() -> None:
+    with ExitStack() as stack:
+        pair = [stack.enter_context(serving(FakeEngine(disaggregation_mode=mode))) for mode in ("prefill", "decode")]
+        addresses = [address(engine) for engine in pair]
+
+        assert [engine.worker_type for engine in probe_all(addresses, config_of())] == ["prefill", "decode"]
+        with pytest.raises(UsageError, match="tell experts of prompts that they never computed"):
+            probe_all(addresses, config_of("--use-rollout-routing-replay"))
+
+
 def test_options_that_an_engine_was_not_started_with_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(FakeEngine(dtype="bfloat16", page_size=1)) as engine:
         probe_all([address(engine)], config_of("--sglang-dtype", "float32", "--sglang-page-size", "1"))

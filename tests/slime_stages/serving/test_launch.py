@@ -55,6 +55,21 @@ def test_a_gpu_server_gets_no_switch_of_a_cpu(tiny_model: Path) -> None:
     assert environment["HF_HUB_OFFLINE"] == "1"
 
 
+def test_without_a_gpu_caches_go_from_one_engine_to_another_over_tcp_unless_told_otherwise(tiny_model: Path) -> None:
+    role = {"disaggregation_mode": "decode"}
+    told = {"disaggregation_transfer_backend": "nixl"}
+
+    alone = server_command(CPU, tiny_model, "12", 1)
+    paired = server_command(EngineOptions(device="cpu", layout=role), tiny_model, "12", 1)
+    with_nixl = server_command(EngineOptions(device="cpu", layout=role, flags=told), tiny_model, "12", 1)
+    on_gpu = server_command(EngineOptions(device="gpu", layout=role), tiny_model, "12", 1)
+
+    assert "--disaggregation-transfer-backend" not in alone
+    assert words_after(paired, "--disaggregation-transfer-backend") == "mooncake_tcp"
+    assert words_after(with_nixl, "--disaggregation-transfer-backend") == "nixl"
+    assert "--disaggregation-transfer-backend" not in on_gpu
+
+
 def test_stand_ins_are_for_packages_that_are_missing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with_versions(monkeypatch, torch="2.13.0+cpu")

@@ -66,6 +66,14 @@ def test_prefill_servers_take_their_gpus_from_those_that_decode() -> None:
         layout("--prefill-num-servers", "2", "--rollout-num-gpus", "2")
 
 
+def test_experts_of_a_prompt_are_not_taken_from_an_engine_that_only_decodes() -> None:
+    replay = "--use-rollout-routing-replay"
+
+    with pytest.raises(UsageError, match="tell experts of prompts that they never computed"):
+        layout("--prefill-num-servers", "1", "--rollout-num-gpus", "2", replay)
+    assert layout("--rollout-num-gpus", "2", replay).models[0].engine_count == 2
+
+
 def test_a_file_lays_engines_out_around_its_placeholders(path: Path) -> None:
     path.write_text(PREFILL_AND_DECODE)
 

@@ -16,7 +16,7 @@ import pytest
 
 from slime_stages.errors import UsageError
 from slime_stages.serving.client import EngineClient
-from slime_stages.serving.router import Router, RouterHandle, RouterOptions
+from slime_stages.serving.router import Router, RouterHandle, RouterOptions, router_command
 from tests.slime_stages.serving.fake_engine import FakeEngine, serving
 
 OWNER = """
@@ -102,6 +102,14 @@ async def test_each_request_goes_to_an_engine_for_the_prompt_and_to_one_that_dec
     assert kinds == {prefill.url: "prefill", decode.url: "decode"}
     assert prefill.generated[0]["bootstrap_port"] == decode.generated[0]["bootstrap_port"] == 8998
     assert prefill.generated[0]["bootstrap_room"] == decode.generated[0]["bootstrap_room"]
+
+
+def test_a_request_is_not_sent_again_under_its_id_while_one_engine_of_a_pair_may_still_have_it() -> None:
+    told = RouterOptions(is_disaggregated=True, flags={"disable_retries": False})
+
+    assert "--disable-retries" in router_command(RouterOptions(is_disaggregated=True), 1)
+    assert "--disable-retries" not in router_command(told, 1)
+    assert "--disable-retries" not in router_command(RouterOptions(), 1)
 
 
 def test_an_engine_that_comes_back_at_once_is_taken_again(engines: list[FakeEngine], tmp_path: Path) -> None:

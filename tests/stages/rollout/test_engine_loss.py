@@ -1,4 +1,4 @@
-"""A rollout job with two engines of its own loses one: nothing is lost, nothing is there twice."""
+"""A rollout job with engines of its own loses one: nothing is lost, nothing is there twice."""
 
 from __future__ import annotations
 
@@ -24,21 +24,15 @@ from tests.e2e.runs import copy_run, new_run
 from tests.e2e.stage_calls import ROOT
 
 SETTINGS = {
-    "rollout_num_engines": 2,
     "rollout_shards": 1,
     "rollout_batch_size": 12,
     "n_samples_per_prompt": 4,
     "rollout_max_response_len": 300,
     "rollout_stop_token_ids": [],
-    "router": {"policy": "consistent_hashing"},
+    "sglang_server_concurrency": 8,
 }
-
-
-@pytest.fixture
-def run(tiny_model: Path, tiny_prompts: Path, tmp_path: Path) -> RunDir:
-    run = new_run(tmp_path / "run", tiny_model, tiny_prompts, engine=None, **SETTINGS)
-    ensure_plan(run, 0)
-    return run
+TWO: dict[str, object] = {"rollout_num_engines": 2, "router": {"policy": "consistent_hashing"}}
+PAIR: dict[str, object] = {"prefill_num_servers": 1}
 
 
 def rollout(run: RunDir, log: Path) -> subprocess.Popen[bytes]:
@@ -62,8 +56,24 @@ def request_count(engine: psutil.Process) -> int:
         return 0
 
 
+def kind(engine: psutil.Process) -> str:
+    words = engine.cmdline()
+    return words[words.index("--disaggregation-mode") + 1] if "--disaggregation-mode" in words else "regular"
+
+
+def working(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The engines that have requests for as long as there are some."""
+    return [engine for engine in engines_of(process) if kind(engine) != "prefill"]
+
+
 @pytest.mark.slow
-def test_a_rollout_that_loses_an_engine_makes_the_same_shard(run: RunDir, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("settings", "lost"), [(TWO, "regular"), (PAIR, "prefill"), (PAIR, "decode")])
+@pytest.mark.usefixtures("verbs")
+def test_a_rollout_that_loses_an_engine_makes_the_same_shard(
+    settings: dict[str, object], lost: str, tiny_model: Path, tiny_prompts: Path, tmp_path: Path
+) -> None:
+    run = new_run(tmp_path / "run", tiny_model, tiny_prompts, engine=None, **SETTINGS, **settings)
+    ensure_plan(run, 0)
     undisturbed = copy_run(run, tmp_path / "undisturbed")
     with rollout(undisturbed, tmp_path / "undisturbed.log") as process:
         assert process.wait(300) == 0
@@ -71,11 +81,12 @@ def test_a_rollout_that_loses_an_engine_makes_the_same_shard(run: RunDir, tmp_pa
     log = tmp_path / "disturbed.log"
     with rollout(run, log) as process:
         deadline = time.monotonic() + 200
-        while not (engines := list(engines_of(process))) or min(map(request_count, engines)) == 0:
+        while not (asked := working(process)) or min(map(request_count, asked)) == 0:
             assert time.monotonic() < deadline
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
-        os.kill(engines[0].pid, signal.SIGKILL)
+        victim = next(engine for engine in engines_of(process) if kind(engine) == lost)
+        os.kill(victim.pid, signal.SIGKILL)
         below = psutil.Process(process.pid).children(recursive=True)
         assert process.wait(300) == 0, log.read_text()
     _, alive = psutil.wait_procs(below, timeout=15)

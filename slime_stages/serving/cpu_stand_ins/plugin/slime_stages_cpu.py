@@ -20,6 +20,7 @@ ROW_MULTIPLE = 8
 BACKEND = "torch_native"
 HOST_MEMORY = "sglang.srt.mem_cache.pool_host.common"
 ATTENTION = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
+PREFILL = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
 
 
 def register() -> None:
@@ -39,6 +40,7 @@ def register() -> None:
     )
     HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", start_processes_by_fork, HookType.AFTER)
     HookRegistry.register(f"{HOST_MEMORY}._cuda_host_register", leave_unregistered, HookType.REPLACE)
+    HookRegistry.register(f"{PREFILL}._send_kv_chunk", send_from_plain_memory, HookType.BEFORE)
     HookRegistry.register(f"{ATTENTION}._run_sdpa_forward_decode", decode_by_length, HookType.AROUND)
 
 
@@ -50,6 +52,11 @@ def start_processes_by_fork(result: object, *args: object) -> object:
 
 def leave_unregistered(buffer: object, registration_granularity_bytes: int | None = None) -> None:
     """Host memory, such as that for the experts of each token, needs no device to know of it where there is none."""
+
+
+def send_from_plain_memory(scheduler: object, request: Any, *args: object, **kwargs: object) -> None:
+    """Page numbers are handed to the transfer as they are; on a GPU they go through pinned memory first."""
+    request.disagg_kv_sender.supports_host_tensor_indices = False
 
 
 def enable_batch_invariant_mode(enable_bmm: bool = True) -> None:
