@@ -18,6 +18,8 @@ OUT_OF_MEMORY = re.compile(r"out of memory|not enough (?:gpu )?memory|cannot all
 PORT_TAKEN = re.compile(
     r"address already in use|port \d+ is already in use|port at \d+ is not available", re.IGNORECASE
 )
+CAUSED = "The above exception was the direct cause of the following exception:"
+MISSING_LIBRARY = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
 BENIGN = ("/freeze_gc", "AssertionError: daemonic", "KeyboardInterrupt")
 """SGLang collects its garbage by a request to itself, which fails while the server is not listening yet."""
 
@@ -47,6 +49,21 @@ def explain_failure(lines: list[str], code: int, log: Path, *, program: str = "e
         return InternalError(f"the engine ran out of memory: {memory.strip()}", hint=hint)
     if code == 128 + 9 and not any(RAISED.match(line) for line in lines):
         return InternalError(f"the {program} was killed while it started, as happens when memory runs out", hint=hint)
-    raised = [line for line in lines if RAISED.match(line) and not any(word in line for word in BENIGN)]
-    words = " / ".join(line.strip() for line in raised[-1:] or lines[-3:] or ["it wrote nothing"])
+    raised = _last_raised(lines)
+    words = " / ".join(line.strip() for line in raised or lines[-3:] or ["it wrote nothing"])
+    if library := MISSING_LIBRARY.search(words):
+        hint = f"install the system's package that has {library[1]}, where the {program} runs; {hint}"
     return InternalError(f"the {program} ended with exit code {code}: {words}", hint=hint)
+
+
+def _last_raised(lines: list[str]) -> list[str]:
+    """The last exception and, after it, those that it was raised from; empty if there is none."""
+    at = [
+        number for number, line in enumerate(lines) if RAISED.match(line) and not any(word in line for word in BENIGN)
+    ]
+    chain = at[-1:]
+    for before, after in zip(reversed(at[:-1]), reversed(at[1:]), strict=True):
+        if CAUSED not in lines[before:after]:
+            break
+        chain.append(before)
+    return [lines[number] for number in chain]

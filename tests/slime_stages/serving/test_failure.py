@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slime_stages.errors import InternalError, UsageError
-from slime_stages.serving.failure import explain_failure, is_port_clash, read_log
+from slime_stages.serving.failure import CAUSED, explain_failure, is_port_clash, read_log
 
 LOG = Path("sglang.log")
 
@@ -34,6 +34,16 @@ def test_the_last_exception_is_the_message() -> None:
 
     assert isinstance(error, InternalError)
     assert error.message == "the engine ended with exit code 1: [2026-01-01 00:00:00] ValueError: bad rope"
+
+
+def test_an_exception_is_told_with_its_cause_and_a_missing_library_with_what_to_do() -> None:
+    cause = "ImportError: libibverbs.so.1: cannot open shared object file: No such file or directory"
+    trace = ["Traceback (most recent call last):", cause, CAUSED, "Traceback (most recent call last):"]
+
+    error = explain_failure(["ValueError: another one, caught", *trace, "ImportError: Please install it"], 137, LOG)
+
+    assert error.message == f"the engine ended with exit code 137: ImportError: Please install it / {cause}"
+    assert error.hint == "install the system's package that has libibverbs.so.1, where the engine runs; less sglang.log"
 
 
 def test_a_kill_without_a_word_points_to_memory() -> None:
