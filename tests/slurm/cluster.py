@@ -167,7 +167,8 @@ class Cluster:
         return done.stdout.strip()
 
     def _start_slurmd(self, node: str) -> None:
-        self.daemons.start(f"slurmd-{node}", "slurmd", "-N", node)
+        # Its name, as jobs have it: what it has just started for one of them is then known by it, too.
+        self.daemons.start(f"slurmd-{node}", "env", f"SLURMD_NODENAME={node}", "slurmd", "-N", node)
 
     def _start_accounting(self) -> None:
         configuration, is_new = self.layout.slurm_conf.with_name("my.cnf"), False
