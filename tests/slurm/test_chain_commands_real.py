@@ -121,7 +121,7 @@ def test_a_job_drives_a_run_whose_jobs_may_not_submit_and_goes_on_after_its_own_
         chain.edit_header(stage, "exec ", f"export PATH={refusing}:$PATH\nexec ")
     driver = chain.folder / "driver.sbatch"
     shutil.copy(ROOT / "sbatch" / "driver.sbatch", driver)
-    driver.write_text(driver.read_text().replace("--mem=2G", "--mem=1000M"))
+    driver.write_text(driver.read_text().replace("--mem=2G", "--mem=1500M"))
     chain.plant(0, 3, "exit 1")
 
     words = ["sbatch", "--parsable", f"--output={chain.folder}/driver.log", "--open-mode=append", str(driver)]
