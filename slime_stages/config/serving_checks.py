@@ -44,6 +44,7 @@ def serving_complaints(config: Config) -> Iterator[Complaint]:
     yield from _modes(config)
     yield from _layout(config)
     yield from _options(config)
+    yield from _speculation(config)
 
 
 def _modes(config: Config) -> Iterator[Complaint]:
@@ -100,3 +101,16 @@ def _options(config: Config) -> Iterator[Complaint]:
     if parallel and serving.sglang[parallel] not in (1, "1") and not serving.sglang.get("enable_dp_attention"):
         says = "takes GPUs of its own for each copy of the model, unless attention alone is data parallel"
         yield f"sglang.{parallel}", says, "--sglang-enable-dp-attention, or more engines instead"
+
+
+def _speculation(config: Config) -> Iterator[Complaint]:
+    """Where drafts branch, SGLang tells the experts of another branch than the one whose tokens it keeps.
+
+    Of drafts by NGRAM it tells none at all where scheduling overlaps.
+    """
+    options = config.serving.sglang
+    algorithm = str(options.get("speculative_algorithm") or "").upper()
+    is_chain = algorithm != "NGRAM" and str(options.get("speculative_eagle_topk")) == "1"
+    if algorithm and not is_chain and config.train.use_rollout_routing_replay:
+        says = "loses the experts of drafted tokens, which use_rollout_routing_replay would train with"
+        yield "sglang.speculative_algorithm", says, "--sglang-speculative-eagle-topk 1 with a draft model, or no replay"

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from slime_stages.errors import RetryableError
+from slime_stages.serving.encoders import refuse_stale_encoders
 from slime_stages.serving.handle import EngineHandle
+from slime_stages.serving.speculation import refuse_to_overwrite_draft
 from slime_stages.weights.publish import verify_weights
 from slime_stages.weights.record import engine_label
 
@@ -21,7 +23,7 @@ def bring_to(handle: EngineHandle, weights: Path, version: int) -> None:
     """Have one engine serve this version. What it is asked meanwhile waits, what it answers is finished first."""
     label = engine_label(weights, version)
     if handle.version() != label:
-        verify_weights(weights)
+        _check([handle], weights)
         handle.update_weights(weights, label)
 
 
@@ -38,7 +40,7 @@ def bring_all(
         return
     if wait_until_idle is not None:
         _wait_until_idle(handles, time.monotonic() + wait_until_idle)
-    verify_weights(weights)
+    _check(others, weights)
     with ThreadPoolExecutor(len(others)) as pool:
         for done in [pool.submit(handle.update_weights, weights, label) for handle in others]:
             done.result()
@@ -56,10 +58,17 @@ def bring_running(handles: Sequence[EngineHandle], weights: Path, version: int) 
     older = [handle for handle in handles if not _is_as_new(handle.version(), label, weights)]
     if not older:
         return
-    verify_weights(weights)
+    _check(older, weights)
     with ThreadPoolExecutor(len(older)) as pool:
         for done in [pool.submit(handle.update_running, weights, label) for handle in older]:
             done.result()
+
+
+def _check(handles: Sequence[EngineHandle], weights: Path) -> None:
+    verify_weights(weights)
+    for handle in handles:
+        refuse_to_overwrite_draft(handle, weights)
+        refuse_stale_encoders(handle, weights)
 
 
 def _is_as_new(served: str, label: str, weights: Path) -> bool:

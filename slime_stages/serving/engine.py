@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from slime_stages.errors import InternalError, MissingInputError, RetryableError, SlimeStagesError
 from slime_stages.serving.failure import explain_failure, read_log
@@ -59,6 +60,13 @@ class Engine(OwnedServer, EngineHandle):
 
         self._try_ports(bring_up)
         self.start_seconds = time.monotonic() - started
+
+    def model_info(self, *, timeout_seconds: float | None = None) -> dict[str, Any]:
+        """An encoder tells nothing of itself, but loads no other weights than those that it was started with."""
+        if not self.options.is_encoder:
+            return super().model_info(timeout_seconds=timeout_seconds)
+        self.call("GET", "/health", timeout_seconds=timeout_seconds)
+        return {"model_path": str(self.model), "weight_version": self.weight_version}
 
     def _launch(self, port: int | None) -> None:
         options = self.options

@@ -10,6 +10,7 @@ from typing import Any
 
 from slime_stages.config import Config
 from slime_stages.errors import DataError, UsageError
+from slime_stages.serving.encoders import is_encoder
 from slime_stages.serving.handle import EngineHandle
 from slime_stages.serving.layout import DEFAULT_MODEL, GENERATING, GroupLayout, ModelLayout, refuse_replay_from_pairs
 from slime_stages.serving.options import router_options
@@ -36,7 +37,7 @@ def probe(address: str) -> ExternalEngine:
     try:
         info = handle.server_info()
     except DataError:
-        info = dict(handle.call("GET", "/get_server_info"))
+        info = {"encoder_only": True} if is_encoder(handle) else dict(handle.call("GET", "/get_server_info"))
     mode = info.get("disaggregation_mode") or "null"
     worker_type = "encoder" if info.get("encoder_only") else "regular" if mode == "null" else str(mode)
     parallel = int(info.get("tp_size") or 1) * int(info.get("pp_size") or 1)

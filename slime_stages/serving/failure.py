@@ -19,6 +19,7 @@ PORT_TAKEN = re.compile(
     r"address already in use|port \d+ is already in use|port at \d+ is not available", re.IGNORECASE
 )
 CAUSED = "The above exception was the direct cause of the following exception:"
+NO_ENCODER = re.compile(r"(\w+) is not supported for encoder disaggregation")
 MISSING_LIBRARY = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
 BENIGN = ("/freeze_gc", "AssertionError: daemonic", "KeyboardInterrupt")
 """SGLang collects its garbage by a request to itself, which fails while the server is not listening yet."""
@@ -51,6 +52,9 @@ def explain_failure(lines: list[str], code: int, log: Path, *, program: str = "e
         return InternalError(f"the {program} was killed while it started, as happens when memory runs out", hint=hint)
     raised = _last_raised(lines)
     words = " / ".join(line.strip() for line in raised or lines[-3:] or ["it wrote nothing"])
+    if model := NO_ENCODER.search(words):
+        hint = f"take the encoder groups out of the file of --sglang-config: other engines encode images, too; {hint}"
+        return UsageError(f"sglang has no encoder engines for {model[1]}", hint=hint)
     if library := MISSING_LIBRARY.search(words):
         hint = f"install the system's package that has {library[1]}, where the {program} runs; {hint}"
     return InternalError(f"the {program} ended with exit code {code}: {words}", hint=hint)

@@ -18,6 +18,7 @@ from typing import Self
 from slime_stages.config import Config
 from slime_stages.drain import uninterrupted
 from slime_stages.errors import SlimeStagesError
+from slime_stages.serving.encoders import introduce
 from slime_stages.serving.engine import Engine, Progress
 from slime_stages.serving.flags import usable_overrides
 from slime_stages.serving.installation import inspect_installation
@@ -158,7 +159,11 @@ class Fleet:
         return not member.engine.is_alive()
 
     def register(self, member: Member) -> None:
-        """Have the model's router send requests to an engine."""
+        """Have the model's router send requests to an engine, and its engines send images to its encoders."""
+        for other in self.members:
+            if other.model is member.model:
+                introduce(member.engine, other.engine)
+                introduce(other.engine, member.engine)
         router = self.routers.get(member.model.name)
         if router is not None and member.worker_type != "encoder":
             router.add(member.engine.url, worker_type=member.worker_type, bootstrap_port=member.bootstrap_port)

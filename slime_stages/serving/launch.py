@@ -12,6 +12,7 @@ from pathlib import Path
 
 from slime_stages.serving.flags import check_sglang_flags, to_words
 from slime_stages.serving.installation import OWN_PYTHON, Installation, inspect_installation
+from slime_stages.serving.speculation import draft_flags, verification_flags
 
 STAND_INS = Path(__file__).with_name("cpu_stand_ins")
 ACCELERATOR_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/davinci[0-9]*", "/dev/dxg")
@@ -89,6 +90,11 @@ class EngineOptions:
     def on_cpu(self) -> bool:
         return self.device == "cpu" or (self.device == "auto" and not has_accelerator())
 
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the engine turns images into embeddings for others, and answers nobody else."""
+        return bool(self.layout.get("encoder_only"))
+
 
 def has_accelerator() -> bool:
     """True if this process may use a GPU or the like; asks the device files, not a driver."""
@@ -113,7 +119,7 @@ def server_command(
         "skip_server_warmup": True,
         "trust_remote_code": True,
     }
-    flags = {**_defaults(options, installation), **given, **options.layout, **(ports or {}), **owned}
+    flags = {**_defaults(options, installation, model), **given, **options.layout, **(ports or {}), **owned}
     return [*installation.python, "-m", "sglang.launch_server", *to_words(flags, installation.sglang_flags)]
 
 
@@ -130,13 +136,16 @@ def server_environment(options: EngineOptions, model: Path) -> dict[str, str]:
     return environment
 
 
-def _defaults(options: EngineOptions, installation: Installation) -> dict[str, object]:
+def _defaults(options: EngineOptions, installation: Installation, model: Path) -> dict[str, object]:
+    wanted = {**options.flags, **options.layout}
+    drafts = draft_flags(wanted, model)
     if not options.on_cpu:
-        return {}
+        return drafts
     seeded = SEEDED_CPU_FLAGS if _lacks_kernels(installation) else {}
     apart = APART_CPU_FLAGS if "disaggregation_mode" in options.layout else {}
     images = PIL_FLAGS if _lacks_torchvision(installation) else {}
-    return {**CPU_FLAGS, **seeded, **apart, **images}
+    verified = verification_flags(wanted, has_kernels=not _lacks_kernels(installation))
+    return {**CPU_FLAGS, **seeded, **apart, **images, **drafts, **verified}
 
 
 def _cpu_environment(options: EngineOptions, model: Path) -> dict[str, str]:

@@ -93,9 +93,9 @@ def _restart(fleet: Fleet, member: Member, stopping: threading.Event) -> None:
 
 
 def _take_newest_weights(fleet: Fleet, member: Member) -> None:
-    """Others of the model may have got newer weights since the last look at this one."""
+    """Others of the model may have got newer weights since the last look at this one; encoders get none."""
     for other in fleet.members:
-        if other is member or other.model is not member.model or other.is_restarting:
+        if other is member or other.model is not member.model or other.is_restarting or other.worker_type == "encoder":
             continue
         with suppress(SlimeStagesError):
             _remember(member, other.engine.model_info(timeout_seconds=5.0))

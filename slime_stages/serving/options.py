@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from slime_stages.config import Config
 from slime_stages.errors import UsageError
 from slime_stages.serving.devices import VISIBLE
+from slime_stages.serving.encoders import REGISTRY_PORT
 from slime_stages.serving.installation import OWN_PYTHON
 from slime_stages.serving.launch import TOKENS_ONLY_FLAGS, EngineOptions
 from slime_stages.serving.layout import GroupLayout, Layout, ModelLayout
 from slime_stages.serving.router import RouterOptions
+from slime_stages.serving.speculation import without_own_draft
 
 LOCAL_HOST = "127.0.0.1"
 
@@ -34,6 +36,9 @@ IMAGE_FLAGS: Mapping[str, object] = {"enable_multimodal": True}
 """SGLang lets some models that see images, such as Gemma 3, read texts alone unless it is told."""
 
 ROLE_PORTS: Mapping[str, tuple[str, ...]] = {"prefill": ("disaggregation_bootstrap_port",)}
+
+LOCAL_ADDRESS = "SGLANG_HOST_IP"
+"""Variable with the address at which an engine receives embeddings: by default that of any network card."""
 
 NOT_FOR_DECODING = ("enable_hierarchical_cache",)
 """An engine that only decodes gets its prefixes from another one."""
@@ -71,20 +76,19 @@ def engine_options(
     """The options of engine `number` of a group; `overrides` are those of the group that SGLang knows."""
     serving = config.serving
     own = dict(group.overrides if overrides is None else overrides)
-    tokens_only = answers_are_tokens(config) and model.model_path is None and group.worker_type != "encoder"
+    is_policy = model.model_path is None and group.worker_type != "encoder"
+    tokens_only = answers_are_tokens(config) and is_policy
     sees = IMAGE_FLAGS if shows_images(config) and model.model_path is None else {}
     given = {**(TOKENS_ONLY_FLAGS if tokens_only else {}), **sees, **serving.sglang}
-    flags = {"served_model_name": model.name, **given}
+    flags = {"served_model_name": model.name, **without_own_draft(given, config.model.hf_checkpoint)}
     if group.worker_type == "decode":
         flags = {name: value for name, value in flags.items() if name not in NOT_FOR_DECODING}
     ports = ROLE_PORTS.get(group.worker_type, ())
-    is_policy = model.model_path is None and group.worker_type != "encoder"
     tells_experts = is_policy and config.train.use_rollout_routing_replay
     more: dict[str, object] = {"enable_return_routed_experts": True} if tells_experts else {}
-    if encoder_urls and group.worker_type in ("regular", "prefill"):
+    if sends_images := bool(encoder_urls) and group.worker_type in ("regular", "prefill"):
         more |= {"language_only": True, "encoder_urls": list(encoder_urls)}
-        ports = (*ports, "encoder_bootstrap_port")
-    devices = layout.devices_of(group, number)
+        ports = (*ports, REGISTRY_PORT)
     return EngineOptions(
         python=serving_python(config),
         host=host,
@@ -93,7 +97,7 @@ def engine_options(
         flags=flags,
         layout={**_parallel_sizes(group, {**flags, **own}), **ROLES[group.worker_type], **more, **own},
         port_flags=tuple(name for name in ports if name not in own),
-        environment={VISIBLE: ",".join(devices)} if devices else {},
+        environment=_environment(layout.devices_of(group, number), host if sends_images else None),
         start_timeout_seconds=serving.engine_start_timeout_seconds,
     )
 
@@ -108,6 +112,12 @@ def router_options(config: Config, model: ModelLayout, *, host: str = LOCAL_HOST
         request_timeout_seconds=serving.sglang_router_request_timeout_secs,
         is_disaggregated=model.is_disaggregated,
     )
+
+
+def _environment(devices: Sequence[str], address: str | None) -> dict[str, str]:
+    """Variables for an engine: its GPUs, and where it receives embeddings unless the user says so himself."""
+    seen = {VISIBLE: ",".join(devices)} if devices else {}
+    return seen | ({LOCAL_ADDRESS: os.environ.get(LOCAL_ADDRESS, address)} if address else {})
 
 
 def _parallel_sizes(group: GroupLayout, flags: Mapping[str, object]) -> dict[str, object]:

@@ -29,8 +29,8 @@ class MiMoConfig(Qwen2Config):
 """Transformers knows no such model; its folder says how to read it."""
 
 
-def make_tiny_mimo(folder: Path) -> Path:
-    make_tiny_model(folder, family="qwen2")
+def make_tiny_mimo(folder: Path, *, seed: int = 0) -> Path:
+    make_tiny_model(folder, family="qwen2", seed=seed)
     add_prediction_layers(folder, 1)
     (folder / "configuration_mimo.py").write_text(CONFIGURATION)
     config = json.loads((folder / "config.json").read_text())

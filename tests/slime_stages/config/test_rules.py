@@ -26,6 +26,11 @@ from tests.slime_stages.config.settings import resolved
         ({"rollout_external_engine_addrs": ["http://a:1"]}, "has http://a:1, which is not HOST:PORT"),
         ({"sglang": {"tp_size": 2}}, "sglang.tp_size = 2 (--sglang) is not yours to set"),
         ({"sglang": {"host": "::"}}, "sglang.host = "),
+        (
+            {"sglang": {"speculative_algorithm": "NGRAM"}, "use_rollout_routing_replay": True},
+            'sglang.speculative_algorithm = "NGRAM" (--sglang) loses the experts of drafted tokens',
+        ),
+        ({"sglang": {"speculative_algorithm": "EAGLE"}, "use_rollout_routing_replay": True}, "loses the experts"),
         ({"eval_interval": 5}, "eval_interval = 5 (--eval-interval) needs something to evaluate on"),
         ({"eval_prompt_data": ["/dev.jsonl"]}, "has 1 words, not pairs"),
         ({"eval_prompt_data": ["a", "/x", "a", "/y"]}, "has the name a 2 times"),
@@ -176,3 +181,9 @@ def test_stale_samples_without_a_correction_are_warned_about() -> None:
     assert "nothing corrects for it" in resolved(n_samples_per_prompt=2, staleness=1).warnings[0]
     assert resolved(n_samples_per_prompt=2, staleness=1, use_tis=True).warnings == ()
     assert resolved(n_samples_per_prompt=2, staleness=1, use_rollout_logprobs=True).warnings == ()
+
+
+def test_experts_may_be_replayed_of_drafts_without_branches() -> None:
+    chain = {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": "1"}
+
+    assert resolved(sglang=chain, use_rollout_routing_replay=True).config.train.use_rollout_routing_replay

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slime_stages.errors import DataError, RetryableError
+from slime_stages.errors import DataError, RetryableError, UsageError
 from slime_stages.serving.bring import are_as_new, bring_all, bring_running
 from slime_stages.serving.handle import EngineHandle
-from slime_stages.weights.publish import finish_folder, unpublished_folder
+from slime_stages.weights.publish import finish_folder, publish_link, unpublished_folder
 from slime_stages.weights.record import engine_label
 from tests.slime_stages.serving.fake_engine import FakeEngine, serving
 
@@ -77,6 +77,24 @@ def test_altered_weights_are_loaded_by_no_engine(weights: Path, engines: list[Fa
         bring_all(handles(engines), weights, 3)
 
     assert [engine.loaded for engine in engines] == [[], []]
+
+
+def test_engines_whose_encoders_keep_the_old_weights_get_no_new_ones(weights: Path) -> None:
+    with serving(FakeEngine(encoder_urls=["http://a:1"])) as engine:
+        with pytest.raises(UsageError, match="encoded by engines that keep the weights of /model, not those of"):
+            bring_all(handles([engine]), weights, 3)
+
+        assert engine.loaded == []
+
+
+def test_version_0_may_go_to_engines_whose_encoders_have_the_model_that_it_links_to(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    publish_link(tiny_model, tmp_path / "000000")
+    with serving(FakeEngine(encoder_urls=["http://a:1"], model_path=str(tiny_model))) as engine:
+        bring_all(handles([engine]), tmp_path / "000000", 0)
+
+        assert engine.loaded == [str(tmp_path / "000000")]
 
 
 def test_engines_at_work_are_paused_for_new_weights_and_go_on(weights: Path, engines: list[FakeEngine]) -> None:

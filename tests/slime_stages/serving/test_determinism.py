@@ -85,26 +85,36 @@ def test_a_row_of_a_padded_product_does_not_depend_on_the_others(count: int) -> 
     assert torch.equal(linear(rows[:count], weight), linear(rows, weight)[:count])
 
 
-def test_attention_by_length_has_the_bits_of_attention_one_by_one() -> None:
+async def test_a_sample_is_the_same_beside_requests_that_are_sampled_otherwise(client: EngineClient) -> None:
+    async def sampled(number: int, sampler: dict[str, float], beside: str) -> GenerateOutput:
+        params = {"max_new_tokens": 16, "ignore_eos": True, "sampling_seed": 50 + number, **sampler}
+        return await client.generate([5, 6, 7, 8 + number], params, rid=f"sampler-{number}-{beside}")
+
+    samplers = [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 5}]
+    alone = [await sampled(number, sampler, "alone") for number, sampler in enumerate(samplers)]
+    together = await asyncio.gather(*(sampled(number, sampler, "others") for number, sampler in enumerate(samplers)))
+
+    assert [output.output_ids for output in together] == [output.output_ids for output in alone]
+    assert [output.output_log_probs for output in together] == [output.output_log_probs for output in alone]
+
+
+def test_a_filtered_draw_is_among_what_is_left_and_has_the_noise_of_an_unfiltered_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import torch
 
-    torch.manual_seed(0)
-    lengths = torch.tensor([5, 9, 5, 7, 9, 9])
-    query, output = torch.randn(6, 4, 16), torch.empty(6, 4, 16)
-    keys, values = torch.randn(100, 2, 16), torch.randn(100, 2, 16)
-    req_to_token, requests = torch.randint(0, 100, (6, 12)), torch.tensor([3, 1, 0, 2, 5, 4])
+    noise = torch.tensor([0.0, 3.0, 0.0, 1.0])  # token 1 is lucky, token 3 a little
+    sampler = ModuleType("sglang.srt.layers.sampler")
+    sampler.sampling_from_probs_torch = lambda left, *_: (left.log() + noise).argmax(-1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sglang.srt.layers.sampler", sampler)
+    probabilities = torch.tensor([[0.4, 0.1, 0.3, 0.2]] * 4)
+    top_ks, top_ps = torch.tensor([4, 3, 4, 4]), torch.tensor([1.0, 1.0, 0.75, 0.3])
+    min_ps, seeds = torch.zeros(4), torch.zeros(4, dtype=torch.int64)
 
-    load_plugin().decode_by_length(
-        None, None, query, output, keys, values, req_to_token, requests, lengths, None, scaling=0.25, enable_gqa=True
+    drawn = load_plugin().draw_by_token(None, probabilities, top_ks, top_ps, min_ps, False, seeds, seeds)
+    with_min_p = load_plugin().draw_by_token(
+        None, probabilities, top_ks, torch.ones(4), torch.full((4,), 0.6), True, seeds, seeds
     )
 
-    for row, (request, length) in enumerate(zip(requests.tolist(), lengths.tolist(), strict=True)):
-        slots = req_to_token[request, :length]
-        alone = torch.nn.functional.scaled_dot_product_attention(
-            query[row][None, :, None],
-            keys[slots].transpose(0, 1)[None],
-            values[slots].transpose(0, 1)[None],
-            enable_gqa=True,
-            scale=0.25,
-        )
-        assert torch.equal(output[row], alone[0, :, 0])
+    assert drawn.tolist() == [1, 3, 3, 0]  # 1 of all four; 3 of 0, 2, 3, and again; 0 of 0 alone
+    assert with_min_p.tolist() == [0, 0, 0, 0]  # of 0 and 2, whose noise is the same

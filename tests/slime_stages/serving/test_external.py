@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,18 @@ def test_an_engine_says_what_it_is(info: dict[str, object], worker_type: str, gp
         found = probe(address(engine))
 
     assert (found.worker_type, found.gpu_count, found.bootstrap_port) == (worker_type, gpu_count, port)
+
+
+class FakeEncoder(FakeEngine):
+    """As SGLang's: it does not describe itself, but lists what can be asked of it."""
+
+    def answer(self, path: str, body: dict[str, Any], routing_key: str | None) -> Any:
+        return {"paths": {"/encode": {}, "/health": {}}} if path == "/openapi.json" else None
+
+
+def test_an_encoder_is_known_by_what_it_can_be_asked() -> None:
+    with serving(FakeEncoder()) as engine:
+        assert probe(address(engine)).worker_type == "encoder"
 
 
 def test_nobody_at_an_address_is_worth_another_try() -> None:

@@ -46,6 +46,19 @@ def test_an_exception_is_told_with_its_cause_and_a_missing_library_with_what_to_
     assert error.hint == "install the system's package that has libibverbs.so.1, where the engine runs; less sglang.log"
 
 
+def test_a_model_without_encoders_is_told_by_its_name_and_with_what_to_leave_out() -> None:
+    line = (
+        "ValueError: Model type Gemma3ForConditionalGeneration is not supported for encoder disaggregation. Supported"
+    )
+
+    error = explain_failure([line], 1, LOG)
+
+    assert isinstance(error, UsageError)
+    assert error.message == "sglang has no encoder engines for Gemma3ForConditionalGeneration"
+    assert error.hint is not None
+    assert "take the encoder groups out" in error.hint
+
+
 def test_a_kill_without_a_word_points_to_memory() -> None:
     assert "killed while it started" in explain_failure(["loading weights"], 137, LOG).message
 

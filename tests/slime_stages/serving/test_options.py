@@ -90,6 +90,8 @@ def test_language_engines_learn_where_the_encoders_are(tiny_model: Path, tmp_pat
     command = server_command(regular, tiny_model, "3", 1000)
     assert value_after(command, "--encoder-urls") == "http://a:1"
     assert "--language-only" in command
+    assert regular.port_flags == ("encoder_bootstrap_port",)
+    assert (encoder.environment, regular.environment) == ({}, {"SGLANG_HOST_IP": "127.0.0.1"})
 
 
 def test_overrides_win_over_flags_and_over_the_layout(tiny_model: Path, tmp_path: Path) -> None:

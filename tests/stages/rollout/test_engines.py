@@ -32,6 +32,9 @@ class FakeEngine:
     def version(self) -> str:
         return self._version
 
+    def server_info(self) -> dict[str, Any]:
+        return {"speculative_draft_model_path": None}
+
     def update_weights(self, path: Path, version: str) -> None:
         self._version = version
         self.loaded.append(path)

@@ -6,29 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from slime_stages.data.sample_table import read_samples
 from slime_stages.launch.plans import ensure_plan
 from slime_stages.stage import StageCall
 from stages.rollout.run import run as rollout
 from tests.e2e.runs import new_run
-from tests.fixtures.tiny_vision import IMAGE_TOKENS, make_tiny_vision_model
+from tests.fixtures.tiny_vision import IMAGE_TOKENS, make_image_prompts, make_tiny_vision_model
 
 pytestmark = pytest.mark.slow
 COLORS = ("red", "blue")
-
-
-def prompts(folder: Path) -> Path:
-    """The same question about two images, in verl's schema."""
-    rows = []
-    for color in COLORS:
-        Image.new("RGB", (70, 40), color).save(folder / f"{color}.png")
-        asked = [{"role": "user", "content": "<image>Which color?"}]
-        rows.append({"prompt": asked, "reward_model": {"ground_truth": color}, "images": [f"{color}.png"]})
-    path = folder / "images.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_a_model_answers_by_what_it_sees_and_the_shard_holds_the_images(tmp_path: Path) -> None:
@@ -37,7 +24,7 @@ def test_a_model_answers_by_what_it_sees_and_the_shard_holds_the_images(tmp_path
     run = new_run(
         tmp_path / "run",
         model,
-        prompts(tmp_path),
+        make_image_prompts(tmp_path, [[color] for color in COLORS]),
         engine=None,
         input_key="input",
         label_key=None,

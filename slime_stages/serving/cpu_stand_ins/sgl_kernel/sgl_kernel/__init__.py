@@ -1,7 +1,7 @@
-"""Names of SGLang's kernel package, of which no CPU build is published.
+"""Kernels of SGLang's that a server without a GPU needs, in torch: of its kernel package no CPU build is published.
 
-SGLang imports `*_cpu` names that only speculative decoding calls; those raise. `murmur_hash32_cpu`, which seeded
-sampling calls, is real. As `convert_weight_packed` is missing, SGLang falls back to torch's own attention and layers.
+Seeded sampling is whole, and speculative decoding but for EAGLE's heads of several layers. SGLang imports further
+`*_cpu` names, which raise once they are called. As `convert_weight_packed` is missing, it falls back to torch's layers.
 """
 
 from __future__ import annotations
@@ -9,10 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
+from sgl_kernel.attention import decode_attention_cpu, extend_attention_cpu
+from sgl_kernel.murmur import murmur_hash32_cpu
+from sgl_kernel.slots import (
+    assign_draft_cache_locs_contiguous_cpu,
+    assign_extend_cache_locs_cpu,
+    assign_req_to_token_pool_cpu,
+    build_draft_decode_metadata_cpu,
+    copy_all_layer_kv_cache_cpu,
+    fill_accept_out_cache_loc_cpu,
+    fill_bonus_tokens_cpu,
+)
+from sgl_kernel.speculative import build_tree_kernel_efficient_cpu, verify_tree_greedy_cpu
 
-ROTATE_AFTER_MULTIPLY, ROTATE_AFTER_MIX = 15, 13
+__all__ = [
+    "assign_draft_cache_locs_contiguous_cpu",
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "build_draft_decode_metadata_cpu",
+    "build_tree_kernel_efficient_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "decode_attention_cpu",
+    "extend_attention_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "fill_bonus_tokens_cpu",
+    "murmur_hash32_cpu",
+    "verify_tree_greedy_cpu",
+]
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -23,51 +46,3 @@ def __getattr__(name: str) -> Callable[..., Any]:
         raise NotImplementedError(f"sgl_kernel.{name}: no CPU build of sgl_kernel is installed")
 
     return missing
-
-
-def murmur_hash32_cpu(seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """[rows, columns] MurmurHash3 (32 bits) of the 16 bytes seed, position, column, little-endian, hash seed 0."""
-    low, high = np.uint64(0xFFFFFFFF), np.uint64(32)
-    seeds = seed.numpy().astype(np.uint64)
-    state = np.zeros(len(seeds), np.uint32)
-    for block in (seeds & low, seeds >> high, positions.numpy().astype(np.uint64) & low):
-        state = _mix(state, _scramble(block.astype(np.uint32)))
-
-    hashed = np.empty((len(seeds), len(columns)), np.uint32)
-    scratch = np.empty(len(columns), np.uint32)
-    scrambled_columns = _scramble(columns.numpy().astype(np.uint32))
-    for row, row_state in zip(hashed, state, strict=True):
-        np.bitwise_xor(scrambled_columns, row_state, out=row)
-        _finish(row, scratch)
-    return torch.from_numpy(hashed)
-
-
-def _rotate(values: np.ndarray, bits: int) -> np.ndarray:
-    return (values << np.uint32(bits)) | (values >> np.uint32(32 - bits))
-
-
-def _scramble(block: np.ndarray) -> np.ndarray:
-    return _rotate(block * np.uint32(0xCC9E2D51), ROTATE_AFTER_MULTIPLY) * np.uint32(0x1B873593)
-
-
-def _mix(state: np.ndarray, scrambled: np.ndarray) -> np.ndarray:
-    return _rotate(state ^ scrambled, ROTATE_AFTER_MIX) * np.uint32(5) + np.uint32(0xE6546B64)
-
-
-def _finish(row: np.ndarray, scratch: np.ndarray) -> None:
-    """The last mix, the length (16 bytes) and the avalanche, in place: this runs over rows of vocabulary size."""
-    np.right_shift(row, np.uint32(32 - ROTATE_AFTER_MIX), out=scratch)
-    np.left_shift(row, np.uint32(ROTATE_AFTER_MIX), out=row)
-    np.bitwise_or(row, scratch, out=row)
-    row *= np.uint32(5)
-    row += np.uint32(0xE6546B64)
-    row ^= np.uint32(16)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-        np.right_shift(row, np.uint32(shift), out=scratch)
-        row ^= scratch
-        row *= np.uint32(factor)
-
-
-_LIBRARY: Any = torch.library.Library("sgl_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
-_LIBRARY.impl("murmur_hash32_cpu", murmur_hash32_cpu, "CPU")
