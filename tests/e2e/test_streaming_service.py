@@ -66,7 +66,8 @@ def served_versions(record: EngineRecord) -> set[str]:
 def test_a_chain_streams_on_the_engines_of_serve_whose_weights_change_under_it(
     more: dict[str, object], engine_count: int, tiny_model: Path, tiny_prompts: Path, tmp_path: Path
 ) -> None:
-    settings = {**SETTINGS, "serving_mode": "service", **more}
+    slow = {"rollout_max_response_len": 400, "sglang_server_concurrency": 2}  # slower than training, on any machine
+    settings = {**SETTINGS, "serving_mode": "service", **slow, **more}
     run = new_run(tmp_path / "run", tiny_model, tiny_prompts, engine=None, **settings)
 
     with service(run, tmp_path / "serve.log") as (_, record):
