@@ -57,6 +57,7 @@ def explain_failure(lines: list[str], code: int, log: Path, *, program: str = "e
         return UsageError(f"sglang has no encoder engines for {model[1]}", hint=hint)
     if library := MISSING_LIBRARY.search(words):
         hint = f"install the system's package that has {library[1]}, where the {program} runs; {hint}"
+        return UsageError(f"the {program} does not start: {words}", hint=hint)
     return InternalError(f"the {program} ended with exit code {code}: {words}", hint=hint)
 
 

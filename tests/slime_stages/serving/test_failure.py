@@ -42,7 +42,8 @@ def test_an_exception_is_told_with_its_cause_and_a_missing_library_with_what_to_
 
     error = explain_failure(["ValueError: another one, caught", *trace, "ImportError: Please install it"], 137, LOG)
 
-    assert error.message == f"the engine ended with exit code 137: ImportError: Please install it / {cause}"
+    assert isinstance(error, UsageError)
+    assert error.message == f"the engine does not start: ImportError: Please install it / {cause}"
     assert error.hint == "install the system's package that has libibverbs.so.1, where the engine runs; less sglang.log"
 
 
