@@ -23,7 +23,7 @@ def bring_to(handle: EngineHandle, weights: Path, version: int) -> None:
     """Have one engine serve this version. What it is asked meanwhile waits, what it answers is finished first."""
     label = engine_label(weights, version)
     if handle.version() != label:
-        _check([handle], weights)
+        _check_before_loading([handle], weights)
         handle.update_weights(weights, label)
 
 
@@ -40,7 +40,7 @@ def bring_all(
         return
     if wait_until_idle is not None:
         _wait_until_idle(handles, time.monotonic() + wait_until_idle)
-    _check(others, weights)
+    _check_before_loading(others, weights)
     with ThreadPoolExecutor(len(others)) as pool:
         for done in [pool.submit(handle.update_weights, weights, label) for handle in others]:
             done.result()
@@ -58,17 +58,18 @@ def bring_running(handles: Sequence[EngineHandle], weights: Path, version: int) 
     older = [handle for handle in handles if not _is_as_new(handle.version(), label, weights)]
     if not older:
         return
-    _check(older, weights)
+    _check_before_loading(older, weights)
     with ThreadPoolExecutor(len(older)) as pool:
         for done in [pool.submit(handle.update_running, weights, label) for handle in older]:
             done.result()
 
 
-def _check(handles: Sequence[EngineHandle], weights: Path) -> None:
-    verify_weights(weights)
+def _check_before_loading(handles: Sequence[EngineHandle], weights: Path) -> None:
     for handle in handles:
-        refuse_to_overwrite_draft(handle, weights)
-        refuse_stale_encoders(handle, weights)
+        info = handle.server_info()
+        refuse_to_overwrite_draft(handle, info, weights)
+        refuse_stale_encoders(handle, info, weights)
+    verify_weights(weights)  # last: it reads all of them
 
 
 def _is_as_new(served: str, label: str, weights: Path) -> bool:

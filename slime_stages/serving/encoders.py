@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,9 +36,12 @@ def introduce(encoder: Engine, engine: Engine) -> None:
             registry.call("POST", "/register_encoder_url", {"url": encoder.url})
 
 
-def refuse_stale_encoders(engine: EngineHandle, weights: Path) -> None:
-    """UsageError if the engine would get these weights, and embeddings from encoders that keep others."""
-    if not engine.server_info().get("encoder_urls"):
+def refuse_stale_encoders(engine: EngineHandle, info: Mapping[str, object], weights: Path) -> None:
+    """UsageError if the engine would get these weights, and embeddings from encoders that keep others.
+
+    `info` is what the engine says of its options.
+    """
+    if not info.get("encoder_urls"):
         return
     served = Path(str(engine.model_info()["model_path"]))
     if not _are_the_same(served, weights):

@@ -37,7 +37,9 @@ def probe(address: str) -> ExternalEngine:
     try:
         info = handle.server_info()
     except DataError:
-        info = {"encoder_only": True} if is_encoder(handle) else dict(handle.call("GET", "/get_server_info"))
+        if not is_encoder(handle):
+            raise
+        info = {"encoder_only": True}
     mode = info.get("disaggregation_mode") or "null"
     worker_type = "encoder" if info.get("encoder_only") else "regular" if mode == "null" else str(mode)
     parallel = int(info.get("tp_size") or 1) * int(info.get("pp_size") or 1)

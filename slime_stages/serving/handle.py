@@ -66,7 +66,10 @@ class EngineHandle(HttpHandle):
 
     def server_info(self) -> dict[str, Any]:
         """The engine's resolved arguments and its state."""
-        return dict(self.call("GET", "/server_info"))
+        try:
+            return dict(self.call("GET", "/server_info"))
+        except DataError:  # an older SGLang
+            return dict(self.call("GET", "/get_server_info"))
 
     def update_weights(self, path: Path, version: str, *, timeout_seconds: float = 1800.0) -> None:
         """Load the Hugging Face folder `path` as `version` and verify it; on refusal the old weights stay in place.

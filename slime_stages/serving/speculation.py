@@ -62,10 +62,13 @@ def algorithm_of(flags: Mapping[str, object]) -> str | None:
     return None if given is None else str(given).upper()
 
 
-def refuse_to_overwrite_draft(engine: EngineHandle, weights: Path) -> None:
-    """UsageError if the engine drafts with another model: SGLang loads new weights into that, too, however they fit."""
-    draft = engine.server_info().get("speculative_draft_model_path")
-    if draft and _config(Path(draft)) != _config(weights):
+def refuse_to_overwrite_draft(engine: EngineHandle, info: Mapping[str, object], weights: Path) -> None:
+    """UsageError if the engine drafts with another model: SGLang loads new weights into that, too, however they fit.
+
+    `info` is what the engine says of its options.
+    """
+    draft = info.get("speculative_draft_model_path")
+    if draft and _config(Path(str(draft))) != _config(weights):
         raise UsageError(
             f"{engine.url} drafts with {draft}, which {weights} would overwrite",
             hint="--serving-mode job, which starts engines with each version, or --sglang-speculative-algorithm NGRAM",

@@ -48,13 +48,13 @@ def test_weights_are_not_loaded_over_a_draft_model_of_another_kind(tmp_path: Pat
 
     for draft in (None, str(same)):
         with serving(FakeEngine(speculative_draft_model_path=draft)) as engine:
-            refuse_to_overwrite_draft(EngineHandle(engine.url), policy)
+            handle = EngineHandle(engine.url)
+            refuse_to_overwrite_draft(handle, handle.server_info(), policy)
     says = rf"drafts with {small}, which {policy} would overwrite"
-    with (
-        serving(FakeEngine(speculative_draft_model_path=str(small))) as engine,
-        pytest.raises(UsageError, match=says),
-    ):
-        refuse_to_overwrite_draft(EngineHandle(engine.url), policy)
+    with serving(FakeEngine(speculative_draft_model_path=str(small))) as engine:
+        handle = EngineHandle(engine.url)
+        with pytest.raises(UsageError, match=says):
+            refuse_to_overwrite_draft(handle, handle.server_info(), policy)
 
 
 def make_config(folder: Path, **settings: int) -> Path:

@@ -20,10 +20,8 @@ def assign_req_to_token_pool_cpu(
     row_length: int,
 ) -> None:
     """Enter `slots`, one sequence after the other, as the tokens from `starts` to `ends`."""
-    taken = 0
-    for request, start, end in zip(requests.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        req_to_token[request, start:end] = slots[taken : taken + end - start].to(req_to_token.dtype)
-        taken += end - start
+    rows, columns = _cells(requests, starts, ends)
+    req_to_token[rows, columns] = slots[: len(rows)].to(req_to_token.dtype)
 
 
 def assign_extend_cache_locs_cpu(
@@ -35,10 +33,16 @@ def assign_extend_cache_locs_cpu(
     row_length: int,
 ) -> None:
     """Read the slots of the tokens from `starts` to `ends`, one sequence after the other, to the front of `slots`."""
-    taken = 0
-    for request, start, end in zip(requests.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        slots[taken : taken + end - start] = req_to_token[request, start:end]
-        taken += end - start
+    rows, columns = _cells(requests, starts, ends)
+    slots[: len(rows)] = req_to_token[rows, columns]
+
+
+def _cells(requests: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and columns of the tokens from `starts` to `ends`, one sequence after the other."""
+    counts = (ends - starts).long()
+    firsts = counts.cumsum(0) - counts
+    offsets = torch.arange(int(counts.sum())) - firsts.repeat_interleave(counts)
+    return requests.long().repeat_interleave(counts), starts.long().repeat_interleave(counts) + offsets
 
 
 def assign_draft_cache_locs_contiguous_cpu(
